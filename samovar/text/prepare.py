@@ -1,0 +1,252 @@
+"""Preparer: the single door. Text, ids or messages and sampling values in; a checked `Request` out.
+
+`LLM` and the server use it alike, so that nothing reaches the engine unchecked and no two APIs differ in a default.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from samovar.config.description import ModelDescription
+from samovar.core.outputs import EngineInfo
+from samovar.core.request import Request
+from samovar.core.sampling_params import SamplingParams
+from samovar.core.validation import RequestLimits, check_prompt, check_routing, resolve_params
+from samovar.errors import ConfigError, ValidationError
+from samovar.text.chat_template import RESERVED, ChatTemplate, RenderedPrompt, encode_rendered
+from samovar.text.tokenizer import Tokenizer
+
+_DEFAULTS_OF_MODEL = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+"""generation_config.json key -> sampling parameter."""
+
+
+Side: TypeAlias = Literal["left", "right"]
+
+
+def limits_from(
+    info: EngineInfo, *, max_logprobs: int = 20, max_choices: int = 128, max_tokens_ceiling: int | None = None
+) -> RequestLimits:
+    """Limits of one request on this engine. `max_logprobs` -1 allows the whole vocabulary."""
+    return RequestLimits(
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        max_logprobs=info.vocab_size if max_logprobs == -1 else max_logprobs,
+        max_choices=max_choices,
+        max_tokens_ceiling=max_tokens_ceiling,
+        allows_priority=info.scheduling_policy == "priority",
+    )
+
+
+def end_token_ids(description: ModelDescription, tokenizer: Tokenizer | None) -> list[int]:
+    """Ids that end a sequence: all the checkpoint's files name, and the tokenizer's eos."""
+    eos = None if tokenizer is None else tokenizer.eos_token_id
+    return list(dict.fromkeys([*description.eos_token_ids, *([] if eos is None else [eos])]))
+
+
+def sampling_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Sampling parameters that a generation_config sets, under our names; everything else in it is left out.
+
+    `do_sample: false` means temperature 0. What this returns may be given to it again.
+    """
+    found = {}
+    for theirs, ours in _DEFAULTS_OF_MODEL.items():
+        value = config.get(theirs, config.get(ours))
+        if value is not None:
+            found[ours] = value
+    if config.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return found
+
+
+class Preparer:
+    """Makes requests for one engine. Immutable; cheap to share between threads.
+
+    `default_sampling` (a generation_config, or sampling parameters) is used where a request sets nothing. Without a
+    tokenizer only token ids are taken. Every error is a `ValidationError` naming the request's field.
+
+    Wherever a prompt is taken, `truncate_prompt_tokens` keeps that many of its tokens (-1: as many as the context holds
+    besides one generated token), from its end for `truncation_side` "left" and from its beginning for "right". Without
+    it a prompt that is too long is refused.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        template: ChatTemplate | None,
+        limits: RequestLimits,
+        eos_token_ids: Sequence[int],
+        default_sampling: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = None if template is None else template.with_tokenizer(tokenizer)
+        self.limits = limits
+        self.eos_token_ids = list(eos_token_ids)
+        self.default_sampling = sampling_defaults(default_sampling or {})
+
+    def params(self, values: Mapping[str, Any] | None = None, *, max_tokens: int | None = None) -> SamplingParams:
+        """Sampling parameters: what a request sets (None counts as unset), else the model's defaults, else ours.
+
+        `max_tokens` is for requests and models that set none: None is the room left in the context (chat), an int is
+        itself (16 for completions).
+        """
+        given = {name: value for name, value in (values or {}).items() if value is not None}
+        return SamplingParams(**{"max_tokens": max_tokens, **self.default_sampling, **given})
+
+    def from_text(
+        self,
+        text: str,
+        params: SamplingParams | None = None,
+        *,
+        add_special_tokens: bool = True,
+        parameter: str = "prompt",
+        **routing: Any,
+    ) -> Request:
+        """A request that continues `text`. Special tokens written in it count as such. `routing` is for `from_ids`."""
+        ids = self.encode_text(text, add_special_tokens=add_special_tokens, parameter=parameter)
+        return self.from_ids(ids, params, parameter=parameter, **routing)
+
+    def from_ids(
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        truncation_side: Side = "left",
+        parameter: str = "prompt",
+    ) -> Request:
+        """A request that continues these tokens. `parameter` is what the caller calls the prompt."""
+        params = self.params() if params is None else params
+        ids = list(token_ids)
+        if truncate_prompt_tokens is not None:
+            ids = self._truncated(ids, params, truncate_prompt_tokens, truncation_side)
+        check_prompt(ids, self.limits, parameter=parameter)
+        check_routing(priority, cache_salt, self.limits)
+        if params.stop and self.tokenizer is None:
+            message = "stop: needs a tokenizer, and this engine has none"
+            raise ValidationError(message, parameter="stop", value=params.stop)
+        return Request(
+            request_id=uuid.uuid4().hex,
+            prompt_token_ids=ids,
+            params=resolve_params(self._with_bad_words(params), len(ids), self.limits),
+            eos_token_ids=self.eos_token_ids,
+            arrival=time.monotonic(),
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+
+    def from_messages(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        routing: Mapping[str, Any] | None = None,
+        **rendering: Any,
+    ) -> Request:
+        """A request that answers a conversation, or continues its last message.
+
+        `rendering` is for `encode_messages`, `routing` for `from_ids`.
+        """
+        ids = self.encode_messages(messages, **rendering)
+        return self.from_ids(ids, params, parameter="messages", **(routing or {}))
+
+    def encode_text(self, text: str, *, add_special_tokens: bool = True, parameter: str = "prompt") -> list[int]:
+        """Ids of a text prompt."""
+        if not isinstance(text, str):
+            raise ValidationError(f"{parameter} must be a string, got {text!r}", parameter=parameter, value=text)
+        return self._needed_tokenizer(parameter).encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_messages(
+        self, messages: Sequence[Mapping[str, Any]], *, add_special_tokens: bool = False, **rendering: Any
+    ) -> list[int]:
+        """Ids of a conversation; `rendering` is for `render`.
+
+        BOS comes from the template; with `add_special_tokens` one is added if it wrote none.
+        """
+        tokenizer = self._needed_tokenizer("messages")
+        rendered = self.render(messages, **rendering)
+        ids = encode_rendered(tokenizer, rendered)
+        bos = tokenizer.bos_token_id
+        if add_special_tokens and bos is not None and ids[:1] != [bos] and tokenizer.encode("")[:1] == [bos]:
+            return [bos, *ids]
+        return ids
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> RenderedPrompt:
+        """The prompt text of a conversation. `chat_template` is a whole template in place of the model's own."""
+        for name in template_variables or ():
+            if not isinstance(name, str) or not name.isidentifier() or name in RESERVED:
+                message = f"chat_template_kwargs: {name!r} is not the name of a free template variable"
+                raise ValidationError(message, parameter="chat_template_kwargs", value=name)
+        return self._chosen_template(chat_template).render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            documents=documents,
+            **(template_variables or {}),
+        )
+
+    def _needed_tokenizer(self, parameter: str) -> Tokenizer:
+        if self.tokenizer is None:
+            message = f"{parameter}: this engine runs without a tokenizer and takes token ids only"
+            raise ValidationError(message, parameter=parameter)
+        return self.tokenizer
+
+    def _chosen_template(self, source: str | None) -> ChatTemplate:
+        if source is not None:
+            base = ChatTemplate({}) if self.template is None else self.template
+            try:
+                return base.with_source(source, self.tokenizer)
+            except ConfigError as error:
+                raise ValidationError(str(error), parameter="chat_template") from error
+        if self.template is None:
+            raise ValidationError(
+                "messages: this model has no chat template; use completions, or start with --chat-template",
+                parameter="messages",
+            )
+        return self.template
+
+    def _truncated(self, ids: list[int], params: SamplingParams, keep: int, side: Side) -> list[int]:
+        room = self.limits.max_model_len - (0 if params.max_tokens == 0 else 1)
+        if isinstance(keep, bool) or not isinstance(keep, int) or not (keep == -1 or 1 <= keep <= room):
+            message = f"truncate_prompt_tokens must be -1 or an integer in [1, {room}], got {keep!r}"
+            raise ValidationError(message, parameter="truncate_prompt_tokens", value=keep)
+        if side not in ("left", "right"):
+            message = f"truncation_side must be 'left' or 'right', got {side!r}"
+            raise ValidationError(message, parameter="truncation_side", value=side)
+        keep = room if keep == -1 else keep
+        return ids[-keep:] if side == "left" else ids[:keep]
+
+    def _with_bad_words(self, params: SamplingParams) -> SamplingParams:
+        """Token forms of `bad_words`: as the word stands at the start of a text, and after a space."""
+        if not params.bad_words:
+            return params
+        tokenizer = self._needed_tokenizer("bad_words")
+        forms: list[list[int]] = []
+        for word in params.bad_words:
+            for text in (word.lstrip(), " " + word.lstrip()):
+                ids = tokenizer.encode(text, add_special_tokens=False)
+                if ids and ids not in forms:
+                    forms.append(ids)
+        return params.clone(bad_words_token_ids=forms)
