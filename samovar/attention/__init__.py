@@ -1,0 +1,1 @@
+"""Attention backends under three verbs: accepts, plan (once per step), run (once per layer)."""

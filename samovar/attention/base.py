@@ -1,0 +1,87 @@
+"""The one interface of attention: `accepts` once at start, `plan` once per step on the host, `run` once per layer.
+
+A step has one description, `Spans`. Prefill, a chunk with history, decode and draft verification are the same thing
+with other `new_tokens`; a backend that treats them apart splits them inside `plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from samovar.core.cache_spec import CacheSpec
+from samovar.core.device_facts import DeviceFacts
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """One attention layer on this rank: what it caches and which features it needs from a backend."""
+
+    cache: CacheSpec
+    num_heads: int
+    softcap: float | None = None
+    has_sinks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """The sequences of one step, in the order of their rows.
+
+    `new_tokens[i]` rows belong to sequence i: 1 in decode, a chunk in prefill, 1 + k when verifying drafts.
+    `total_tokens[i]` counts the keys visible to its last row, cached ones included. `block_tables` [num_seqs, width]
+    (int32 or int64, on the model's device) holds its block ids in order; entries past its length are never read as
+    keys but must be valid block ids.
+    """
+
+    new_tokens: Sequence[int]
+    total_tokens: Sequence[int]
+    block_tables: torch.Tensor
+
+
+class AttentionPlan(Protocol):
+    """What a backend prepared for one step; opaque to everyone else."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """What distinguishes one layer's attention from another's: constants fixed when the layer is declared.
+
+    `window` counts the keys a query sees, its own included; `softcap` bounds scores as cap * tanh(score / cap).
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+class AttentionBackend(Protocol):
+    """A way to attend over a paged cache. Instances hold no per-step state; the plan does."""
+
+    name: str
+
+    def accepts(self, spec: AttentionSpec, facts: DeviceFacts) -> str | None:
+        """None if this backend serves `spec` on this device, otherwise the reason why not, in words."""
+        ...
+
+    def plan(self, spans: Spans) -> AttentionPlan:
+        """Prepare one step for all layers."""
+        ...
+
+    def run(
+        self,
+        q: torch.Tensor,
+        cache: tuple[torch.Tensor, torch.Tensor],
+        plan: AttentionPlan,
+        call: AttentionCall,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend with q [tokens, heads, head_dim] over the cached keys and values, to which this step's have been
+        written already.
+
+        `cache` is (keys, values), each [num_blocks, block_size, kv_heads, head_dim] of the cache dtype. `sinks`
+        [heads], float32, are scores of a key that has no value. Returns [tokens, heads, head_dim] in q's dtype.
+        """
+        ...

@@ -1,0 +1,64 @@
+"""Paged attention in plain torch: slow, obvious, and what every other backend is tested against."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+
+from samovar.attention.base import AttentionCall, AttentionPlan, AttentionSpec, Spans
+from samovar.core.device_facts import DeviceFacts
+
+
+class ReferenceAttention:
+    """One sequence at a time, in float32, every feature."""
+
+    name = "reference"
+
+    def accepts(self, spec: AttentionSpec, facts: DeviceFacts) -> str | None:
+        """Everything, everywhere."""
+        return None
+
+    def plan(self, spans: Spans) -> AttentionPlan:
+        """The spans themselves."""
+        return spans
+
+    def run(
+        self,
+        q: torch.Tensor,
+        cache: tuple[torch.Tensor, torch.Tensor],
+        plan: AttentionPlan,
+        call: AttentionCall,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.run`."""
+        spans = cast(Spans, plan)
+        keys, values = cache
+        out, start = torch.empty_like(q), 0
+        for new, total, table in zip(spans.new_tokens, spans.total_tokens, spans.block_tables, strict=True):
+            blocks = table[: -(-total // keys.shape[1])].long()
+            k, v = (t[blocks].flatten(0, 1)[:total].float() for t in (keys, values))
+            out[start : start + new] = attend(q[start : start + new], k, v, call, sinks)
+            start += new
+        return out
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, sinks: torch.Tensor | None
+) -> torch.Tensor:
+    """The last rows of one sequence: q [new, heads, dim] against all its k, v [total, kv_heads, dim] -> like q."""
+    new, total, group = len(q), len(k), q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", q.float(), k) * call.scale
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    q_pos = torch.arange(total - new, total, device=q.device)[:, None]
+    k_pos = torch.arange(total, device=q.device)[None]
+    hidden = k_pos > q_pos
+    if call.window is not None:
+        hidden = hidden | (k_pos <= q_pos - call.window)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, new, 1)), dim=-1)
+    weights = scores.softmax(-1)[..., :total]
+    return torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)

@@ -1,0 +1,29 @@
+"""The gated activation of an MLP: silu(gate) * up (Shazeer, 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.functional import silu
+
+from samovar.kernels.op import op
+
+
+@op(plain_is_best=("cpu",))
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up for gate_up [tokens, 2 * hidden] holding gate then up -> [tokens, hidden]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return silu(gate).mul_(up)
+
+
+@silu_mul.examples
+def _examples() -> Iterator[tuple[Any, ...]]:
+    for tokens, hidden in ((3, 64), (1, 1536), (65, 24)):
+        yield (torch.randn(tokens, 2 * hidden),)
+
+
+silu_mul.tolerance[torch.float32] = (2e-6, 2e-6)
+silu_mul.tolerance[torch.bfloat16] = (1e-2, 1.6e-2)
+silu_mul.tolerance[torch.float16] = (1e-3, 2e-3)

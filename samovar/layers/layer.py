@@ -1,0 +1,102 @@
+"""Declare, bind, load: a layer is declared with logical sizes, then given its place, then filled.
+
+`Layer` is a leaf that owns tensors. Its attributes name the checkpoint: the path of a layer in the model is its prefix in
+the file. What a layer copies from a checkpoint is a list of `Source`s, so loading can be planned before a byte is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import torch
+from torch import nn
+
+from samovar.kernels.op import Kernels
+from samovar.parallel.mesh import Axis
+from samovar.quant.base import QuantMethod
+from samovar.quant.unquantized import Unquantized
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Copy one shard of a checkpoint tensor into a view of a layer's tensor, converting the dtype.
+
+    `axis` is the axis of the checkpoint tensor that is split (None: the whole tensor); `shard` is (which, of how many)
+    equal parts along it. A tensor may be read by several sources.
+    """
+
+    name: str
+    target: torch.Tensor
+    axis: int | None = None
+    shard: tuple[int, int] = (0, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where and how a model lives on this rank. Given to every layer once, by `bind`.
+
+    `dtype` is that of weights and activations, `cache_dtype` that of cached keys and values (None: the same);
+    `max_model_len` is the longest sequence that will be served (some rope scalings depend on it; None: what the
+    model was made for); `quant_for` gives the format of a layer by its path.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    kernels: Kernels
+    cache_dtype: torch.dtype | None = None
+    tp: Axis = field(default_factory=Axis)
+    max_model_len: int | None = None
+    quant_for: Callable[[str], QuantMethod] | None = None
+
+    def quant(self, path: str) -> QuantMethod:
+        """The weight format of the layer at `path`."""
+        return Unquantized(self.dtype) if self.quant_for is None else self.quant_for(path)
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """An unfilled tensor on this placement's device."""
+        return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+
+
+class Layer(nn.Module):
+    """A leaf that owns tensors. `path` and `renames` are set by `bind`."""
+
+    path: str = ""
+    renames: Mapping[str, str] = MappingProxyType({})
+
+    def bind(self, place: Placement) -> None:
+        """Allocate this rank's tensors and choose kernels and format."""
+
+    def stored(self, name: str) -> str:
+        """What the checkpoint calls `name`, a dotted name of this model: whole parts of it exchanged by `renames`."""
+        for ours, theirs in self.renames.items():
+            name = f".{name}.".replace(f".{ours}.", f".{theirs}.")[1:-1]
+        return name
+
+    def sources(self) -> list[Source]:
+        """The copies that fill this rank's tensors."""
+        return []
+
+    def claims(self) -> set[str]:
+        """Every checkpoint name this layer reads on some rank; over all layers this must be the checkpoint."""
+        return {source.name for source in self.sources()}
+
+    def unread(self) -> set[str]:
+        """Checkpoint names that may be present and are left unread on purpose, such as the copy of a tied weight."""
+        return set()
+
+    def after_load(self) -> None:
+        """Repack what was loaded; called once, after every source was copied."""
+
+
+def bind(model: nn.Module, place: Placement, renames: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Give every layer of `model` its path and its place, in declaration order.
+
+    `renames` (our name -> the checkpoint's) defaults to the table that the model's class declares.
+    """
+    renames = renames or getattr(model, "renames", renames)
+    for path, layer in model.named_modules():
+        if isinstance(layer, Layer):
+            layer.path, layer.renames = path, renames
+            layer.bind(place)

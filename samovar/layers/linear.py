@@ -1,0 +1,153 @@
+"""The linears. Each composes a weight format; none knows one. Sizes are logical: a rank's share is cut in `bind`."""
+
+from __future__ import annotations
+
+from math import gcd
+
+import torch
+
+from samovar.layers.layer import Layer, Placement, Source
+from samovar.layers.norm import head_shard
+from samovar.quant.base import Dim, FeatureAxis, TensorSpec
+
+
+class Linear(Layer):
+    """y = x W^T + b, the same on every rank. Subclasses only say which axis is split and what is fused.
+
+    `parts` is the number of output features, or {name: features} of checkpoint linears joined into one. With
+    `stored_fused` the checkpoint holds the parts as one tensor, one after the other, under the layer's own name.
+    """
+
+    split: FeatureAxis | None = None
+
+    def __init__(
+        self, in_features: int, parts: int | dict[str, int], *, bias: bool = False, stored_fused: bool = False
+    ) -> None:
+        super().__init__()
+        self.in_features, self.has_bias, self.stored_fused = in_features, bias, stored_fused
+        self.parts = parts if isinstance(parts, dict) else {"": parts}
+
+    def bind(self, place: Placement) -> None:
+        """Allocate this rank's part of every tensor of the format."""
+        self.tp, self.quant = place.tp, place.quant(self.path)
+        self.shards = [self.shard_of(rows, place) for rows in self.parts.values()]
+        self.rows = [rows // count for rows, (_, count) in zip(self.parts.values(), self.shards, strict=True)]
+        self.specs = list(self.quant.tensors)
+        if self.has_bias:
+            self.specs.append(TensorSpec("bias", place.dtype, (Dim("out"),)))
+        features: dict[FeatureAxis, int] = {
+            "out": sum(self.rows),
+            "in": self.in_features,
+            "part": 1 if self.stored_fused else len(self.parts),
+        }
+        if self.split == "in":
+            features["in"] = self.tp.share(self.in_features, f"the input width of {self.path}")
+        self.weights = {spec.name: place.empty(*spec.shape(features), dtype=spec.dtype) for spec in self.specs}
+        self.bias = self.weights.get("bias")
+
+    def shard_of(self, rows: int, place: Placement) -> tuple[int, int]:
+        """Which of how many equal pieces of a part with `rows` output features this rank holds."""
+        if self.split != "out":
+            return (0, 1)
+        place.tp.share(rows, f"the output width of {self.path}")
+        return (place.tp.rank, place.tp.size)
+
+    def sources(self) -> list[Source]:
+        """One copy per part and stored tensor, or few pieces of the fused tensor."""
+        if self.stored_fused and len(self.parts) > 1:
+            return [source for spec in self.specs for source in self._fused_sources(spec)]
+        parent, row, copies = self.path.rpartition(".")[0], 0, []
+        for part, (name, rows, shard) in enumerate(zip(self.parts, self.rows, self.shards, strict=True)):
+            prefix = ".".join(filter(None, (parent, name))) if name else self.path
+            for spec in self.specs:
+                target = self.weights[spec.name]
+                for index, dim in enumerate(spec.dims):
+                    if dim.axis == "out":
+                        target = target.narrow(index, row // dim.per, rows // dim.per)
+                    elif dim.axis == "part":
+                        target = target.narrow(index, part, 1)
+                axis = spec.index_of(self.split) if self.split is not None else None
+                pieces = (self.tp.rank, self.tp.size) if self.split == "in" else shard
+                whole = axis is None or pieces[1] == 1
+                copies.append(
+                    Source(self.stored(f"{prefix}.{spec.name}"), target, *((None, (0, 1)) if whole else (axis, pieces)))
+                )
+            row += rows
+        return copies
+
+    def _fused_sources(self, spec: TensorSpec) -> list[Source]:
+        """This rank's rows of a tensor whose parts lie one after the other, in the fewest equal pieces."""
+        name, target, axis = self.stored(f"{self.path}.{spec.name}"), self.weights[spec.name], spec.index_of("out")
+        if axis is None or self.rows == list(self.parts.values()):
+            return [Source(name, target)]
+        per, copies, row, first = spec.dims[axis].per, [], 0, 0
+        total = sum(self.parts.values()) // per
+        for features, rows, (which, _) in zip(self.parts.values(), self.rows, self.shards, strict=True):
+            start, length = (first + which * rows) // per, rows // per
+            unit = gcd(gcd(start, length), total)
+            for piece in range(length // unit):
+                view = target.narrow(axis, row // per + piece * unit, unit)
+                copies.append(Source(name, view, axis, (start // unit + piece, total // unit)))
+            first, row = first + features, row + rows
+        return copies
+
+    def after_load(self) -> None:
+        """Let the format repack its tensors."""
+        self.weights = self.quant.after_load(self.weights, self.rows)
+        self.bias = self.weights.get("bias")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [tokens, in] -> [tokens, out of this rank]."""
+        return self.quant.multiply(x, self.weights, self.bias)
+
+
+class ColumnLinear(Linear):
+    """Output features split over the axis; may fuse several checkpoint linears into one matmul."""
+
+    split = "out"
+
+
+class RowLinear(Linear):
+    """Input features split over the axis; partial sums are all-reduced, the bias is added once, after."""
+
+    split = "in"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [tokens, in of this rank] -> [tokens, out]."""
+        if self.tp.size == 1:
+            return self.quant.multiply(x, self.weights, self.bias)
+        y = self.tp.all_reduce(self.quant.multiply(x, self.weights))
+        return y if self.bias is None else y + self.bias
+
+
+class QKVLinear(ColumnLinear):
+    """q, k and v in one matmul. Key/value heads are copied when there are more ranks than heads."""
+
+    def __init__(
+        self,
+        in_features: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        bias: bool = False,
+        stored_fused: bool = False,
+    ) -> None:
+        parts = {"q_proj": heads * head_dim, "k_proj": kv_heads * head_dim, "v_proj": kv_heads * head_dim}
+        super().__init__(in_features, parts, bias=bias, stored_fused=stored_fused)
+        self.head_dim = head_dim
+
+    def bind(self, place: Placement) -> None:
+        """Allocate this rank's heads."""
+        super().bind(place)
+        self.split_heads = [rows // self.head_dim for rows in self.rows]
+
+    def shard_of(self, rows: int, place: Placement) -> tuple[int, int]:
+        """Whole heads only."""
+        return head_shard(rows // self.head_dim, place)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        """x [tokens, in] -> q, k, v of this rank, each [tokens, heads, head_dim]."""
+        y = self.quant.multiply(x, self.weights, self.bias)
+        q, k, v = torch.split(y.view(len(x), -1, self.head_dim), self.split_heads, dim=1)
+        return q, k, v

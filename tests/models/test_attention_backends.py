@@ -1,0 +1,161 @@
+"""Every attention backend against the reference, on random batches of spans; and how one is chosen."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from samovar.attention.base import AttentionBackend, AttentionCall, AttentionSpec, Spans
+from samovar.attention.choose import CANDIDATES, choose
+from samovar.attention.reference import ReferenceAttention
+from samovar.attention.torch_sdpa import GATHERED_TOKENS, TILE, batches_of_similar_length, tile_mask, workspace_bytes
+from samovar.config.groups import DeviceConfig
+from samovar.core.cache_spec import CacheSpec
+from samovar.core.device_facts import DeviceFacts
+from samovar.errors import ConfigError
+
+CPU = DeviceFacts(kind="cpu", name="cpu", architecture="", total_bytes=1, available_bytes=1, num_threads=1)
+OTHERS = [candidate for candidate in CANDIDATES if candidate is not ReferenceAttention]
+
+
+def random_step(
+    rng: random.Random, sizes: list[tuple[int, int]], block_size: int, heads: tuple[int, int], dim: int
+) -> tuple[Spans, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """Spans of (new, total) tokens over a cache in which every slot of no sequence is NaN."""
+    lengths = [-(-total // block_size) for _, total in sizes]
+    blocks = list(range(sum(lengths) + 3))
+    rng.shuffle(blocks)
+    tables = torch.full((len(sizes), max(lengths) + 1), blocks.pop())
+    cache = torch.full((2, sum(lengths) + 3, block_size, heads[1], dim), torch.nan)
+    for row, (length, (_, total)) in enumerate(zip(lengths, sizes, strict=True)):
+        for index in range(length):
+            tables[row, index] = block = blocks.pop()
+            filled = min(block_size, total - index * block_size)
+            cache[:, block, :filled] = torch.randn(2, filled, heads[1], dim)
+    spans = Spans([new for new, _ in sizes], [total for _, total in sizes], tables)
+    return spans, torch.randn(sum(spans.new_tokens), heads[0], dim), (cache[0], cache[1])
+
+
+def check(
+    backend: AttentionBackend,
+    step: tuple[Spans, torch.Tensor, tuple[torch.Tensor, torch.Tensor]],
+    call: AttentionCall,
+    sinks: torch.Tensor | None,
+    tolerance: float = 2e-6,
+) -> None:
+    (spans, q, cache), reference = step, ReferenceAttention()
+    expected = reference.run(q, cache, reference.plan(spans), call, sinks)
+    plan = backend.plan(spans)
+    assert bool(expected.isfinite().all())
+    for _ in range(2):  # a plan serves every layer
+        got = backend.run(q, cache, plan, call, sinks)
+        assert got.shape == q.shape and got.dtype == q.dtype
+        torch.testing.assert_close(got, expected, atol=tolerance, rtol=10 * tolerance)
+
+
+@pytest.mark.parametrize("backend", OTHERS, ids=lambda backend: str(backend.name))
+@pytest.mark.parametrize("seed", range(40))
+def test_random_steps_match_the_reference(backend: type[AttentionBackend], seed: int) -> None:
+    """Chunks, decodes and drafts in any mix; windows, caps and sinks in any combination; NaN in every foreign slot."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    sizes = []
+    for _ in range(rng.randint(1, 9)):
+        new = rng.choice([1, 1, 1, 2, 4, rng.randint(1, 40)])
+        sizes.append((new, new + rng.choice([0, 0, 1, rng.randint(0, 60)])))
+    kv_heads = rng.choice([1, 2, 3])
+    heads = (kv_heads * rng.choice([1, 2, 4]), kv_heads)
+    step = random_step(rng, sizes, rng.choice([2, 4, 16]), heads, rng.choice([8, 16, 24]))
+    sinks = torch.randn(heads[0]) if rng.random() < 0.3 else None
+    cap = rng.choice([None, None, 3.0])
+    check(backend(), step, AttentionCall(rng.choice([0.25, 0.4]), rng.choice([None, None, 1, 3, 17]), cap), sinks)
+
+
+@pytest.mark.parametrize("backend", OTHERS, ids=lambda backend: str(backend.name))
+@pytest.mark.parametrize("window", [None, 37, TILE + 9])
+@pytest.mark.parametrize("cap", [None, 4.0])
+def test_long_chunks_with_and_without_history_match(
+    backend: type[AttentionBackend], window: int | None, cap: float | None
+) -> None:
+    """Several tiles, the last one short; the window's edge inside a tile and beyond one."""
+    torch.manual_seed(0)
+    sizes = [(2 * TILE + 5, 2 * TILE + 5), (TILE + 1, 2 * TILE + 40), (TILE, TILE), (1, 3 * TILE)]
+    check(backend(), random_step(random.Random(1), sizes, 16, (4, 2), 16), AttentionCall(0.25, window, cap), None)
+
+
+@pytest.mark.parametrize("backend", OTHERS, ids=lambda backend: str(backend.name))
+def test_short_and_long_sequences_decode_together(backend: type[AttentionBackend]) -> None:
+    torch.manual_seed(0)
+    sizes = [(1, total) for total in (1, 8000, 3, 64, 65, 900, 1000, 1, 130)]
+    check(backend(), random_step(random.Random(2), sizes, 16, (4, 2), 8), AttentionCall(0.35), None)
+
+
+@pytest.mark.parametrize("backend", OTHERS, ids=lambda backend: str(backend.name))
+def test_16_bit_queries_and_caches(backend: type[AttentionBackend]) -> None:
+    torch.manual_seed(0)
+    spans, q, cache = random_step(random.Random(3), [(1, 40), (7, 30), (1, 9)], 4, (4, 2), 16)
+    for q_type, cache_type in ((torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16)):
+        step = spans, q.to(q_type), (cache[0].to(cache_type), cache[1].to(cache_type))
+        check(backend(), step, AttentionCall(0.25), None, 2e-6 if q_type == torch.float32 else 1.6e-2)
+
+
+def test_padding_stays_bounded_whatever_the_lengths() -> None:
+    """Padded keys are under half again of what is needed, plus a few for each sequence, and every sequence is once in
+    a batch."""
+    rng = random.Random(0)
+    for _ in range(200):
+        lengths = {i: rng.choice([1, rng.randint(1, 100), rng.randint(1, 20000)]) for i in range(rng.randint(1, 64))}
+        batches = batches_of_similar_length(lengths)
+        assert sorted(i for batch in batches for i in batch) == sorted(lengths)
+        for batch in batches:
+            padded = len(batch) * max(lengths[i] for i in batch)
+            assert padded <= 1.5 * sum(lengths[i] for i in batch) + 64 * len(batch)
+            assert padded <= GATHERED_TOKENS or len(batch) == 1
+
+
+def test_one_pass_over_the_step_for_many_equal_sequences() -> None:
+    assert batches_of_similar_length(dict.fromkeys(range(256), 64)) == [list(range(256))]
+
+
+@pytest.mark.parametrize("rows", [1, 5, 8])
+@pytest.mark.parametrize("window", [None, 1, 4, 30])
+def test_tile_mask_hides_exactly_the_future_and_what_left_the_window(rows: int, window: int | None) -> None:
+    keys = 12
+    mask = tile_mask(rows, keys, window, torch.empty(0))
+    for row in range(rows):
+        at = keys - rows + row
+        visible = [key <= at and (window is None or key > at - window) for key in range(keys)]
+        assert (mask[row] == 0).tolist() == visible
+
+
+def spec(window: int | None = None, **fields: object) -> AttentionSpec:
+    kind = "full" if window is None else "sliding"
+    return AttentionSpec(CacheSpec(kind, 2, 16, 4, window), 4, **fields)  # type: ignore[arg-type]
+
+
+def test_choice_is_made_per_kind_and_says_why() -> None:
+    route = choose([spec(), spec(8), spec()], CPU, DeviceConfig())
+    assert [backend.name for backend in route.backends] == ["torch_sdpa"] and route.groups == (0, 0, 0)
+    assert route.lines == (
+        "attention full, 4/2 heads of 16: torch_sdpa: chosen · reference: accepts",
+        "attention window 8, 4/2 heads of 16: torch_sdpa: chosen · reference: accepts",
+    )
+    named = choose([spec(softcap=5.0)], CPU, DeviceConfig(attention_backend="reference"))
+    assert named.backends[0].name == "reference"
+
+
+def test_an_unusable_choice_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="no such backend; there are auto, torch_sdpa, reference"):
+        choose([spec()], CPU, DeviceConfig(attention_backend="flash"))
+    gpu = DeviceFacts(kind="cuda", name="", architecture="sm_90", total_bytes=1, available_bytes=1, num_threads=1)
+    with pytest.raises(ConfigError, match="torch_sdpa: made for CPUs; use --attention-backend auto"):
+        choose([spec()], gpu, DeviceConfig(attention_backend="torch_sdpa"))
+    assert "torch_sdpa: made for CPUs · reference: chosen" in choose([spec()], gpu, DeviceConfig()).lines[0]
+
+
+def test_workspace_grows_with_what_is_visible_only() -> None:
+    assert workspace_bytes(spec(), 65536, 4) > workspace_bytes(spec(128), 65536, 4)
+    assert workspace_bytes(spec(128), 65536, 4) == workspace_bytes(spec(128), 131072, 4)
+    assert workspace_bytes(spec(softcap=3.0), 4096, 4) > workspace_bytes(spec(), 4096, 4)

@@ -1,0 +1,55 @@
+"""Transformers in float32, eager attention: what every family is compared with."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from tests.models.family_table import FAMILIES, Family
+
+BY_NAME = {family.name: family for family in FAMILIES}
+
+
+@dataclass(frozen=True, eq=False)
+class Oracle:
+    """A random model of one row of the table, with the config.json it would be saved with."""
+
+    family: Family
+    model: Any
+    raw: dict[str, Any]
+    tensors: dict[str, torch.Tensor]
+
+    def logits(self, ids: list[int]) -> torch.Tensor:
+        """Logits [tokens, vocab] of a whole sequence at once."""
+        with torch.inference_mode():
+            found: torch.Tensor = self.model(torch.tensor([ids]), use_cache=False).logits[0]
+        return found
+
+
+@cache
+def oracle(name: str) -> Oracle:
+    """The model of a row, every parameter random: norms and biases too, so that none can be forgotten unseen."""
+    family = BY_NAME[name]
+    made = getattr(importlib.import_module(family.reference), family.architecture)
+    config = made.config_class(**family.raw, eos_token_id=None, bos_token_id=None)
+    config._attn_implementation = "eager"
+    model = made(config).eval()
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() == 1:
+                around_one = "norm" in path and not family.architecture.startswith("Gemma")
+                parameter.copy_(noise * 0.15 + float(around_one))
+            else:
+                parameter.copy_(noise * 1.2 * parameter.shape[-1] ** -0.5)
+    return Oracle(family, model, config.to_dict(), {k: v.detach() for k, v in model.state_dict().items()})
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    """Random ids inside the table's vocabulary."""
+    return torch.randint(0, 131, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
