@@ -1,0 +1,1 @@
+"""What the machine offers, and whether a model fits into it."""

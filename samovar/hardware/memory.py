@@ -1,0 +1,316 @@
+"""The memory plan: what a model needs, line by line, computed from headers and settings before anything is loaded.
+
+Plain arithmetic over plain numbers: no torch, no model code. `samovar plan` prints it; the worker makes it again from the
+bound model's exact numbers and allocates what it says.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from samovar.config.description import ModelDescription
+from samovar.config.engine import EngineConfig
+from samovar.core.cache_spec import CacheSpec
+from samovar.core.device_facts import DeviceFacts
+from samovar.errors import ConfigError, MemoryPlanError
+
+MIB, GIB = 1 << 20, 1 << 30
+ELEMENT_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "K": 1 << 10, "M": MIB, "G": GIB, "T": 1 << 40,
+          "KIB": 1 << 10, "MIB": MIB, "GIB": GIB, "TIB": 1 << 40}  # fmt: skip
+
+DEFAULT_STEP_TOKENS = 2048
+"""Tokens of one step where `max_num_batched_tokens` is not set."""
+TYPICAL_TOKENS = 1024
+"""Tokens of an ordinary conversation: what the default CPU cache holds for each of `max_num_seqs` sequences."""
+CPU_CACHE_SHARE = 0.25
+"""Most of a CPU machine's available memory that the cache takes unless told otherwise."""
+DEFAULT_SHARE = {"cpu": 0.8, "cuda": 0.9}
+"""Part of the memory used where `--memory` is not given: of what is available on a CPU, of all on a GPU."""
+RUNTIME_BYTES = {"cpu": 320 * MIB, "cuda": 800 * MIB}
+"""Interpreter, torch and its libraries (and the driver's context), before a model."""
+LOGITS_BYTES = {"cpu": 64 * MIB, "cuda": 512 * MIB}
+"""Most float32 logits that exist at once; more rows are computed in turns."""
+SAMPLING_BYTES = {"cpu": 16 * MIB, "cuda": 128 * MIB}
+"""Most logits the sampler works on at once."""
+SAMPLING_COPIES = 6
+"""Float32 copies of its logits that the sampler may hold."""
+GATHERED_KEYS = 16384
+"""Keys that attention gathers for several sequences at once."""
+QUERY_TILE = 256
+"""Queries of one sequence that attend together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """The sizes a plan needs, on one rank. `element_bytes` is that of activations; `cache_specs` has one per layer."""
+
+    weight_bytes: int
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    element_bytes: int
+    cache_specs: tuple[CacheSpec, ...]
+    keeps_scores: bool = False
+    """Attention scores are kept in memory, because a soft cap or sinks change them."""
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Bytes that one token takes over all layers."""
+        return sum(spec.bytes_per_token for spec in self.cache_specs)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What will be used. `lines` are (name, bytes); `explanation` says where the sizes of budget and cache come from."""
+
+    lines: tuple[tuple[str, int], ...]
+    num_blocks: int
+    max_model_len: int
+    budget_bytes: int
+    explanation: str
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of the lines."""
+        return sum(size for _, size in self.lines)
+
+
+def rows_at_once(vocab_size: int, most_bytes: int) -> int:
+    """Rows of float32 logits that fit into `most_bytes`, at least one."""
+    return max(1, most_bytes // (4 * vocab_size))
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "512MiB", "8GB", "1.5g" or "1073741824"; raises `ConfigError`."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*", text)
+    unit = match and _UNITS.get(match[2].upper())
+    if not match or not unit:
+        raise ConfigError(f"{text!r} is not a size; write a number with a unit, such as 8GiB or 500MB")
+    return int(float(match[1]) * unit)
+
+
+def element_bytes(dtype: str) -> int:
+    """Bytes of one element of a dtype by its name; raises `ConfigError` for "auto" and unknown names."""
+    if dtype not in ELEMENT_BYTES:
+        raise ConfigError(f"dtype {dtype!r} has no size; there are {', '.join(ELEMENT_BYTES)}")
+    return ELEMENT_BYTES[dtype]
+
+
+def shape_of(description: ModelDescription, config: EngineConfig) -> ModelShape:
+    """The sizes of a model from its header alone, for a plan without model code.
+
+    Reads the Hugging Face names of dense decoders. `config.model.dtype` must be resolved. Raises `CheckpointError` or
+    `ConfigError` if a size is missing.
+    """
+    raw, width = description.config, element_bytes(config.model.dtype)
+    heads, hidden = _size(raw, "num_attention_heads"), _size(raw, "hidden_size")
+    head_dim = raw.get("head_dim") or hidden // heads
+    layers, inner = _size(raw, "num_hidden_layers"), _size(raw, "intermediate_size")
+    kv_heads = raw.get("num_key_value_heads") or heads
+    cache_dtype = config.cache.kv_cache_dtype
+    cache_width = width if cache_dtype == "auto" else element_bytes(cache_dtype)
+    kinds = raw.get("layer_types") or ["full_attention"] * layers
+    window = raw.get("sliding_window")
+    specs = tuple(
+        CacheSpec("sliding", kv_heads, head_dim, cache_width, window)
+        if kind == "sliding_attention" and window
+        else CacheSpec("full", kv_heads, head_dim, cache_width)
+        for kind in kinds
+    )
+    vocab = description.vocab_size or _size(raw, "vocab_size")
+    parameters = description.num_parameters
+    if not parameters:
+        attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
+        embeddings = vocab * hidden * (1 if raw.get("tie_word_embeddings") else 2)
+        parameters = embeddings + layers * (attention + 3 * hidden * inner + 2 * hidden) + hidden
+    return ModelShape(
+        weight_bytes=parameters * width,
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_heads=heads,
+        head_dim=head_dim,
+        max_position_embeddings=description.max_position_embeddings or _size(raw, "max_position_embeddings"),
+        element_bytes=width,
+        cache_specs=specs,
+        keeps_scores=raw.get("attn_logit_softcapping") is not None,
+    )
+
+
+def _size(raw: dict[str, Any], name: str) -> int:
+    value = raw.get(name)
+    if not isinstance(value, int) or value <= 0:
+        raise ConfigError(f"the model's config has no usable {name!r} (got {value!r}), so its memory cannot be planned")
+    return value
+
+
+def plan_memory(shape: ModelShape, facts: DeviceFacts, config: EngineConfig) -> MemoryPlan:
+    """Lines, cache blocks and context length of one rank, or `MemoryPlanError` with the smallest change that helps.
+
+    `facts.available_bytes` is what is free before the model loads. `max_model_len` -1 becomes the longest that fits;
+    None is the model's own.
+    """
+    wanted = config.model.max_model_len
+    if wanted != -1:
+        return _plan(shape, facts, config, wanted or shape.max_position_embeddings, is_fixed=True)
+    length = shape.max_position_embeddings
+    while length > 2 * config.cache.block_size:
+        try:
+            return _plan(shape, facts, config, length, is_fixed=False)
+        except MemoryPlanError:
+            length //= 2  # Shorter sequences need less workspace, too.
+    return _plan(shape, facts, config, length, is_fixed=False)
+
+
+def _plan(shape: ModelShape, facts: DeviceFacts, config: EngineConfig, length: int, *, is_fixed: bool) -> MemoryPlan:
+    """The plan for sequences of `length` tokens; if that is not fixed, for as many of those as the cache holds."""
+    fixed = _fixed_lines(shape, facts, config, length)
+    budget, why = _budget(facts, config)
+    block_bytes = shape.cache_bytes_per_token * config.cache.block_size
+    room = budget - sum(size for _, size in fixed)
+    if room < 2 * block_bytes and not _has_exact_cache(config):
+        raise MemoryPlanError(_too_big(shape, fixed, budget, why, block_bytes))
+    num_blocks, cache_why = _num_blocks(facts, config, length, room, block_bytes)
+    fitting = (num_blocks - 1) * config.cache.block_size
+    if fitting < (length if is_fixed else 1):
+        raise MemoryPlanError(
+            f"one sequence of {length} tokens needs {_show(_blocks_for(length, config) * block_bytes)} of cache, but "
+            f"{_show(num_blocks * block_bytes)} fit ({why}; {cache_why}): use --max-model-len {max(fitting, 1)}, or -1 "
+            f"to take what fits"
+        )
+    lines = (*fixed, ("kv cache", num_blocks * block_bytes))
+    if sum(size for _, size in lines) > budget:
+        raise MemoryPlanError(
+            f"{cache_why} needs {_show(sum(size for _, size in lines))} with the rest, but {_show(budget)} may be used "
+            f"({why}): a cache of {_show(max(room, 0))} would fit"
+        )
+    return MemoryPlan(lines, num_blocks, min(length, fitting), budget, f"{why}; {cache_why}")
+
+
+def _has_exact_cache(config: EngineConfig) -> bool:
+    return config.cache.num_gpu_blocks_override is not None or config.cache.kv_cache_memory_bytes is not None
+
+
+def _blocks_for(length: int, config: EngineConfig) -> int:
+    """Blocks that one sequence of `length` tokens needs, with one to spare for the token after it."""
+    return -(-length // config.cache.block_size) + 1
+
+
+def _fixed_lines(
+    shape: ModelShape, facts: DeviceFacts, config: EngineConfig, length: int
+) -> tuple[tuple[str, int], ...]:
+    """Everything but the cache."""
+    seqs = config.scheduler.max_num_seqs
+    tokens = config.scheduler.max_num_batched_tokens or DEFAULT_STEP_TOKENS
+    logits = min(rows_at_once(shape.vocab_size, LOGITS_BYTES[facts.kind]), max(seqs, 64))
+    sampled = min(rows_at_once(shape.vocab_size, SAMPLING_BYTES[facts.kind]), seqs)
+    wide = 6 * shape.hidden_size + 3 * shape.intermediate_size + 4 * shape.num_heads * shape.head_dim
+    tables = seqs * (_blocks_for(length, config) * 8 + 128)
+    # On a CPU, histories of slots that no penalty reads are never touched.
+    history = seqs * length * 4 if facts.kind == "cuda" else 0
+    return (
+        ("weights", shape.weight_bytes),
+        ("activations", tokens * wide * shape.element_bytes),
+        ("attention workspace", attention_bytes(shape, length, seqs)),
+        ("logits", logits * shape.vocab_size * 4),
+        ("sampling", sampled * shape.vocab_size * 4 * SAMPLING_COPIES),
+        ("block tables and sampler state", tables + history),
+        ("runtime", RUNTIME_BYTES[facts.kind]),
+    )
+
+
+def attention_bytes(shape: ModelShape, length: int, num_seqs: int) -> int:
+    """Most that one layer's attention holds: gathered keys and values, and one tile of queries' mask (or scores)."""
+    most = 0
+    for spec in set(shape.cache_specs):
+        visible = length if spec.window is None else min(length, spec.window + QUERY_TILE)
+        keys = max(visible, min(GATHERED_KEYS, num_seqs * visible))
+        row = 2 * spec.num_kv_heads * spec.head_dim
+        converted = shape.element_bytes if shape.element_bytes != spec.bytes_per_element else 0
+        total = keys * row * (spec.bytes_per_element + converted) + QUERY_TILE * visible * (shape.element_bytes + 1)
+        if shape.keeps_scores:
+            total += shape.num_heads * QUERY_TILE * visible * 8 + keys * row * 4
+        most = max(most, total)
+    return most
+
+
+def _budget(facts: DeviceFacts, config: EngineConfig) -> tuple[int, str]:
+    """(bytes this process may use, where the figure comes from)."""
+    cache, available = config.cache, facts.available_bytes
+    if cache.memory is not None:
+        return _asked(cache.memory, facts)
+    if cache.gpu_memory_utilization is not None:
+        return _share(cache.gpu_memory_utilization, facts, "--gpu-memory-utilization")
+    if facts.kind == "cuda" and not facts.is_unified:
+        return _share(DEFAULT_SHARE["cuda"], facts, "default")
+    share = DEFAULT_SHARE["cpu"]
+    return int(share * available), f"{share:.0%} of the {_show(available)} available"
+
+
+def _asked(text: str, facts: DeviceFacts) -> tuple[int, str]:
+    """The budget that `--memory` names."""
+    available = facts.available_bytes
+    if text.startswith("leave="):
+        left = parse_size(text.removeprefix("leave="))
+        return max(available - left, 0), f"--memory {text} of the {_show(available)} available"
+    if re.fullmatch(r"0?\.\d+|1(\.0*)?", text):
+        return _share(float(text), facts, "--memory")
+    size = parse_size(text)
+    if size > available:
+        raise MemoryPlanError(
+            f"--memory {text}: only {_show(available)} are available; use --memory {available // MIB}MiB"
+        )
+    return size, f"--memory {text}"
+
+
+def _share(share: float, facts: DeviceFacts, name: str) -> tuple[int, str]:
+    """A fraction of the whole memory, but no more than what is free."""
+    wanted, free = int(share * facts.total_bytes), facts.available_bytes
+    why = f"{name} {share:g} of {_show(facts.total_bytes)}"
+    return (wanted, why) if wanted <= free else (free, f"{why}, lowered to the {_show(free)} available")
+
+
+def _num_blocks(facts: DeviceFacts, config: EngineConfig, length: int, room: int, block_bytes: int) -> tuple[int, str]:
+    """(cache blocks, where the figure comes from)."""
+    cache = config.cache
+    if cache.num_gpu_blocks_override is not None:
+        return cache.num_gpu_blocks_override, f"--num-gpu-blocks-override {cache.num_gpu_blocks_override}"
+    if cache.kv_cache_memory_bytes is not None:
+        return cache.kv_cache_memory_bytes // block_bytes, f"--kv-cache-memory-bytes {cache.kv_cache_memory_bytes}"
+    asked = cache.memory is not None or cache.gpu_memory_utilization is not None
+    if facts.kind == "cuda" or asked:
+        return room // block_bytes, "cache: all that is left"
+    usual = config.scheduler.max_num_seqs * _blocks_for(min(length, TYPICAL_TOKENS), config)
+    share = int(CPU_CACHE_SHARE * facts.available_bytes) // block_bytes
+    num_blocks = min(max(min(usual, share), _blocks_for(length, config)), room // block_bytes)
+    return (
+        num_blocks,
+        f"cache: {num_blocks * config.cache.block_size} tokens; pages that are never written cost nothing",
+    )
+
+
+def _too_big(shape: ModelShape, fixed: tuple[tuple[str, int], ...], budget: int, why: str, block_bytes: int) -> str:
+    """The refusal when not even two cache blocks fit beside the rest."""
+    need = sum(size for _, size in fixed) + 2 * block_bytes
+    parts = ", ".join(f"{name} {_show(size)}" for name, size in fixed)
+    half = shape.weight_bytes // 2
+    # What settings cannot change: weights, runtime, two blocks.
+    floor = shape.weight_bytes + dict(fixed)["runtime"] + 2 * block_bytes
+    if floor <= budget:
+        remedy = "lower --max-num-batched-tokens, --max-num-seqs or --max-model-len"
+    elif shape.element_bytes == 4 and need - half <= budget:
+        remedy = "use --dtype bfloat16, which halves the weights"
+    else:
+        remedy = "use a smaller or quantized model, or free memory"
+    return f"the model needs at least {_show(need)} ({parts}), but {_show(budget)} may be used ({why}): {remedy}"
+
+
+def _show(size: int) -> str:
+    """Bytes for people."""
+    return f"{size / GIB:.2f} GiB" if size >= GIB else f"{size / MIB:.0f} MiB"

@@ -1,0 +1,1 @@
+"""Logits -> tokens and their logprobs, for a whole batch at a time."""

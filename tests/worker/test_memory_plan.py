@@ -1,0 +1,244 @@
+"""The memory plan: arithmetic that adds up, choices that are explained, refusals that name what would help."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from samovar.attention.base import AttentionSpec
+from samovar.attention.torch_sdpa import workspace_bytes
+from samovar.config.checkpoint import describe
+from samovar.config.description import ModelDescription
+from samovar.config.engine import EngineConfig
+from samovar.config.groups import CacheConfig, ModelConfig, SchedulerConfig
+from samovar.core.cache_spec import CacheSpec
+from samovar.core.device_facts import DeviceFacts
+from samovar.core.step import ScheduledStep
+from samovar.errors import ConfigError, MemoryPlanError
+from samovar.hardware.device import probe
+from samovar.hardware.memory import GIB, MIB, MemoryPlan, attention_bytes, parse_size, plan_memory, shape_of
+from samovar.worker.worker import Worker
+from tests.worker.tiny_llama import BLOCK, CONTEXT, NUM_BLOCKS, VOCAB
+
+RAW: dict[str, Any] = {
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+SMOL = ModelDescription(
+    path=Path("smol"),
+    format="dummy",
+    architecture="LlamaForCausalLM",
+    config=RAW,
+    vocab_size=49152,
+    max_position_embeddings=8192,
+)
+CPU = DeviceFacts(
+    kind="cpu", name="x", architecture="avx2", total_bytes=16 * GIB, available_bytes=12 * GIB, num_threads=4
+)
+ONE_THREAD = replace(probe("cpu"), num_threads=1)
+GPU = replace(CPU, kind="cuda", architecture="sm_90", total_bytes=80 * GIB, available_bytes=79 * GIB)
+
+
+def plan(
+    facts: DeviceFacts = CPU, length: int | None = None, seqs: int = 256, dtype: str = "bfloat16", **cache: Any
+) -> MemoryPlan:
+    model = ModelConfig(dtype=dtype, max_model_len=length)
+    config = EngineConfig(model=model, cache=CacheConfig(**cache), scheduler=SchedulerConfig(max_num_seqs=seqs))
+    return plan_memory(shape_of(SMOL, config), facts, config)
+
+
+def test_header_sizes() -> None:
+    """SmolLM2-135M: 134.5 million weights, 23,040 bytes of bfloat16 cache a token."""
+    lines = dict(plan(num_gpu_blocks_override=1000).lines)
+    assert lines["weights"] == 2 * 134_515_008
+    assert lines["kv cache"] == 1000 * 16 * 30 * 2 * 3 * 64 * 2
+    assert dict(plan(dtype="float32", num_gpu_blocks_override=1000).lines)["weights"] == 4 * 134_515_008
+
+
+def test_stored_parameters_win_over_the_estimate() -> None:
+    """The header's own count is what is planned."""
+    config = EngineConfig(model=ModelConfig(dtype="bfloat16"))
+    assert shape_of(replace(SMOL, num_parameters=7), config).weight_bytes == 14
+
+
+def test_cpu_default_is_moderate() -> None:
+    """At most a quarter of the available memory, unless one full sequence needs more; less for few sequences."""
+    default, few = plan(), plan(seqs=4)
+    assert dict(default.lines)["kv cache"] <= 3 * GIB
+    assert dict(few.lines)["kv cache"] < dict(default.lines)["kv cache"]
+    assert few.num_blocks * 16 >= 8192 + 16
+    tight = replace(CPU, available_bytes=1300 * MIB)
+    assert plan(tight).num_blocks * 16 >= 8192 + 16
+    assert dict(plan(tight).lines)["kv cache"] > 0.13 * tight.available_bytes
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    facts=st.sampled_from([CPU, GPU, replace(GPU, is_unified=True)]),
+    available=st.integers(200 * MIB, 12 * GIB),
+    length=st.sampled_from([None, -1, 1, 100, 8192]),
+    memory=st.sampled_from([None, "0.5", "1.0", "2GiB", "leave=1GiB", "700MB"]),
+    seqs=st.sampled_from([1, 16, 4096]),
+)
+def test_a_plan_keeps_its_promises(
+    facts: DeviceFacts, available: int, length: int | None, memory: str | None, seqs: int
+) -> None:
+    """Either a plan whose lines fit the budget and whose cache holds one full sequence, or a refusal with a remedy."""
+    facts = replace(facts, available_bytes=available)
+    try:
+        made = plan(facts, length, seqs, memory=memory)
+    except MemoryPlanError as error:
+        assert re.search(r"use |lower |would fit", str(error)), error
+        return
+    assert made.total_bytes <= made.budget_bytes <= available
+    assert 1 <= made.max_model_len <= 8192
+    assert made.num_blocks * 16 >= made.max_model_len + 16
+    assert length in (None, -1) or made.max_model_len == length
+    assert made.explanation and all(size >= 0 for _, size in made.lines)
+
+
+def test_the_remedy_works() -> None:
+    """The length that a refusal names is accepted, and one token more is not."""
+    facts = replace(CPU, available_bytes=900 * MIB)
+    with pytest.raises(MemoryPlanError, match="--max-model-len") as refused:
+        plan(facts, memory="760MiB", seqs=4)
+    found = re.search(r"--max-model-len (\d+)", str(refused.value))
+    assert found
+    assert plan(facts, int(found[1]), memory="760MiB", seqs=4).max_model_len == int(found[1])
+    with pytest.raises(MemoryPlanError):
+        plan(facts, int(found[1]) + 200, memory="760MiB", seqs=4)
+    assert plan(facts, -1, memory="760MiB", seqs=4).max_model_len >= int(found[1]) // 2
+
+
+def test_too_big_names_the_smallest_change() -> None:
+    """Weights in float32 that would fit in bfloat16 say so."""
+    with pytest.raises(MemoryPlanError, match="--dtype bfloat16"):
+        plan(replace(CPU, available_bytes=1000 * MIB), dtype="float32", length=64, seqs=1)
+    with pytest.raises(MemoryPlanError, match="smaller or quantized"):
+        plan(replace(CPU, available_bytes=300 * MIB), length=64, seqs=1)
+
+
+def test_exact_settings() -> None:
+    """`num_gpu_blocks_override` and `kv_cache_memory_bytes` are obeyed or refused, never adjusted."""
+    assert plan(num_gpu_blocks_override=600).num_blocks == 600
+    assert plan(kv_cache_memory_bytes=GIB).num_blocks == GIB // (23040 * 16)
+    with pytest.raises(MemoryPlanError, match="would fit"):
+        plan(kv_cache_memory_bytes=100 * GIB)
+    with pytest.raises(MemoryPlanError, match="--max-model-len"):
+        plan(num_gpu_blocks_override=10)
+
+
+def test_budgets() -> None:
+    """Fractions are of the whole memory, `leave=` and sizes of what is available."""
+    assert plan(memory="0.5").budget_bytes == 8 * GIB
+    assert plan(gpu_memory_utilization=0.25).budget_bytes == 4 * GIB
+    assert plan(memory="1.0").budget_bytes == 12 * GIB
+    assert plan(memory="leave=8GiB").budget_bytes == 4 * GIB
+    assert plan(memory="3GB").budget_bytes == 3 * 10**9
+    assert plan(GPU).budget_bytes == int(0.9 * 80 * GIB)
+    with pytest.raises(MemoryPlanError, match=r"12\.00 GiB are available"):
+        plan(memory="13GiB")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1", 1), ("8GiB", 8 * GIB), ("1.5g", 3 * GIB // 2), ("10 MB", 10**7), ("3k", 3072)]
+)
+def test_sizes(text: str, size: int) -> None:
+    """Both decimal and binary units, in any case."""
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "8GiBs", "1e9", "leave=", "0x10"])
+def test_not_sizes(text: str) -> None:
+    """Anything else is refused by name."""
+    with pytest.raises(ConfigError, match=re.escape(repr(text))):
+        parse_size(text)
+
+
+def test_missing_sizes_are_named() -> None:
+    """A config without a size, or an unresolved dtype, is refused and not guessed."""
+    config = EngineConfig(model=ModelConfig(dtype="bfloat16"))
+    raw = {key: value for key, value in RAW.items() if key != "num_hidden_layers"}
+    with pytest.raises(ConfigError, match="num_hidden_layers"):
+        shape_of(replace(SMOL, config=raw), config)
+    with pytest.raises(ConfigError, match="auto"):
+        shape_of(SMOL, EngineConfig())
+
+
+def test_header_plan_equals_the_workers(shared_worker: Worker) -> None:
+    """What `samovar plan` computes from the header is what the bound model gives."""
+    worker = shared_worker
+    config = worker.config
+    facts = replace(worker.facts, available_bytes=worker.facts.available_bytes)
+    header = plan_memory(shape_of(describe(worker.description.path, config.model), config), facts, config)
+    assert dict(header.lines) == dict(worker.memory_plan.lines)
+    assert worker.num_blocks == NUM_BLOCKS and worker.max_model_len == CONTEXT and worker.vocab_size == VOCAB
+    assert len(worker.cache_specs) == 3 and worker.config.cache.block_size == BLOCK
+
+
+@pytest.mark.parametrize("softcap", [None, 50.0])
+@pytest.mark.parametrize("window", [None, 7, 4096])
+@pytest.mark.parametrize("length", [20, 3000, 131072])
+def test_attention_line_covers_the_backend(length: int, window: int | None, softcap: float | None) -> None:
+    """The plan's line is not below what the CPU backend says it may hold."""
+    for element, cached in ((2, 2), (4, 2), (2, 4)):
+        cache = CacheSpec("full" if window is None else "sliding", 3, 64, cached, window)
+        config = EngineConfig(model=ModelConfig(dtype="bfloat16"))
+        shape = replace(
+            shape_of(SMOL, config), cache_specs=(cache,), element_bytes=element, keeps_scores=softcap is not None
+        )
+        needed = workspace_bytes(AttentionSpec(cache, 9, softcap), length, element)
+        assert attention_bytes(shape, length, 10**6) >= needed
+
+
+def test_worker_refuses_early(checkpoint: tuple[Path, object]) -> None:
+    """Before loading: an unresolved dtype, and a model that does not fit."""
+    description = describe(checkpoint[0], ModelConfig(model=str(checkpoint[0])))
+    with pytest.raises(ConfigError, match="resolved"):
+        Worker(EngineConfig(), description, ONE_THREAD)
+    tiny = replace(ONE_THREAD, available_bytes=MIB)
+    with pytest.raises(MemoryPlanError):
+        Worker(EngineConfig(model=ModelConfig(dtype="float32")), description, tiny)
+
+
+def test_steps_need_a_loaded_model(checkpoint: tuple[Path, object]) -> None:
+    """A step before `load` is our own bug, said plainly."""
+    config = EngineConfig(model=ModelConfig(dtype="float32"))
+    worker = Worker(config, describe(checkpoint[0], config.model), ONE_THREAD)
+    with pytest.raises(RuntimeError, match="load"):
+        worker.execute(ScheduledStep(1))
+
+
+def test_planning_needs_no_torch() -> None:
+    """`samovar plan` and CPU facts start without torch."""
+    code = (
+        "import sys; from samovar.hardware.device import probe, memory_reading; import samovar.hardware.memory;"
+        "probe('cpu'); memory_reading('cpu'); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_the_plan_is_true() -> None:
+    """A fresh process that loads a dummy model and fills every slot stays under the plan (cache pages it touched apart)."""
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "tests.worker.measured_run"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    peak, planned = map(int, done.stdout.split())
+    print(f"peak {peak >> 20} MiB, planned {planned >> 20} MiB")
+    assert planned // 2 <= peak <= planned
