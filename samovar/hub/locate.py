@@ -1,0 +1,57 @@
+"""A model reference -> a local path: an existing path, an embedded alias, or a hub id, in this order."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from samovar.config.checkpoint import PICKLE_SUFFIXES
+from samovar.config.field import cache_root
+from samovar.config.groups import ModelConfig
+from samovar.errors import CheckpointError
+from samovar.hub.aliases import ALIASES
+from samovar.hub.download import Progress, alias_path, fetch_alias, is_cached
+from samovar.hub.snapshot import hub_path
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]+|(/[\w.-]+)+\.gguf)?")
+
+
+def locate(model_config: ModelConfig, *, progress: Progress | None = None) -> Path:
+    """The files of `model_config.model` on this machine, downloaded if need be.
+
+    An existing path is returned as it is and never touches the network. Aliases are kept under `download_dir` (default:
+    the user's cache folder), hub models in the hub's own cache or `download_dir`. With `offline` nothing is downloaded,
+    and what is not there is named. Raises `CheckpointError`.
+    """
+    reference = model_config.model
+    path = Path(reference).expanduser()
+    if reference and path.exists():
+        return path.absolute()
+    folder = Path(model_config.download_dir).expanduser() if model_config.download_dir else None
+    if reference in ALIASES:
+        return _locate_alias(reference, folder or cache_root(), model_config.offline, progress)
+    if _looks_local(path, reference):
+        raise CheckpointError(f"{reference}: there is no such file or folder")
+    if _HUB_ID.fullmatch(reference) is None:
+        known = ", ".join(ALIASES)
+        raise CheckpointError(f"{reference!r} is no path, no hub id (owner/name) and none of the aliases: {known}")
+    return hub_path(reference, revision=model_config.revision, offline=model_config.offline, cache_dir=folder)
+
+
+def _looks_local(path: Path, reference: str) -> bool:
+    """Whether a reference that names nothing here was meant as a path all the same."""
+    if reference.startswith(("/", "./", "../", "~")):
+        return True
+    is_file_name = path.suffix in (".gguf", ".safetensors", ".json", *PICKLE_SUFFIXES)
+    return is_file_name and (len(path.parts) < 3 or Path(path.parts[0]).is_dir())
+
+
+def _locate_alias(name: str, root: Path, offline: bool, progress: Progress | None) -> Path:
+    alias = ALIASES[name]
+    if is_cached(alias, root):
+        return alias_path(alias, root)
+    if offline:
+        raise CheckpointError(
+            f"{alias_path(alias, root)}: not there, and --offline forbids a download; run 'samovar pull {name}' once"
+        )
+    return fetch_alias(alias, root, progress=progress)

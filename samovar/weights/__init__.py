@@ -1,0 +1,1 @@
+"""Checkpoint files -> tensors of a bound model: reading, dequantizing, the plan of copies and its execution."""

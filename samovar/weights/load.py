@@ -1,0 +1,148 @@
+"""Fills a bound model: from a checkpoint by running the plan in file order, or with reproducible dummy values."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import nn
+
+from samovar.errors import CheckpointError
+from samovar.layers.layer import Layer, Source
+from samovar.layers.norm import RMSNorm
+from samovar.weights.checkpoint import Checkpoint, Piece
+from samovar.weights.plan import check_coverage, layers_of, plan
+
+DUMMY_VALUES = 1_000_003
+"""Length of the random pattern dummy weights repeat; a prime, so that rows of equal width differ."""
+
+Progress = Callable[[int, int], None]
+"""Called with (weights loaded, weights in all)."""
+
+
+def load_weights(model: nn.Module, checkpoint: Checkpoint, *, progress: Progress | None = None) -> None:
+    """Copy every tensor the layers of `model` ask for, then let the layers repack.
+
+    A checkpoint that lacks something, holds something nobody reads, or does not fit is refused before the first byte
+    (see `weights.plan`). A second copy of a tied weight must be equal to the first. Raises `CheckpointError`.
+    """
+    tensors = checkpoint.tensors
+    sources = sorted(plan(model, tensors), key=lambda source: (tensors[source.name].place, source.shard))
+    layers = list(layers_of(model))
+    for layer in layers:
+        _check_tied(layer, sources, checkpoint)
+    pieces = [
+        piece
+        for source in sources
+        for piece in checkpoint.pieces(source.name, source.target, axis=source.axis, shard=source.shard)
+    ]
+    total, done = sum(piece.target.numel() for piece in pieces), 0
+    with one_thread_per_op() as num_threads, ThreadPoolExecutor(num_threads, "load") as threads:
+        try:
+            for piece in threads.map(partial(_copy, checkpoint), pieces):
+                done += piece.target.numel()
+                if progress is not None:
+                    progress(done, total)
+        finally:
+            threads.shutdown(cancel_futures=True)
+    for layer in layers:
+        layer.after_load()
+
+
+@contextmanager
+def one_thread_per_op() -> Iterator[int]:
+    """Let every torch op run on the thread that calls it; gives the number of threads ops were spread over before.
+
+    Conversions are short. Spread over threads each of them ends at a barrier, and on a machine that has other work to
+    do one barrier can take as long as a time slice; whole pieces spread over threads meet no barriers.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield num_threads
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _copy(checkpoint: Checkpoint, piece: Piece) -> Piece:
+    """Fill one piece, on any thread."""
+    with torch.inference_mode():  # a thread begins outside of it, and may then not write to tensors made inside
+        checkpoint.copy(piece)
+        stored = checkpoint.tensors[piece.name].dtype
+        # float16 holds less than bfloat16 and float32: a weight that became infinite must not pass unseen.
+        if piece.target.dtype == torch.float16 != stored and not bool(piece.target.isfinite().all()):
+            raise CheckpointError(f"{piece.name}: its values do not fit float16; use --dtype bfloat16 or float32")
+    return piece
+
+
+def _check_tied(layer: Layer, sources: list[Source], checkpoint: Checkpoint) -> None:
+    """A tensor that a layer leaves unread because it shares another's must not say something else.
+
+    Transformers ties such weights only if they are equal and goes on with two different ones otherwise; here the
+    setting is believed, or the load refused.
+    """
+    for name in layer.unread() & checkpoint.tensors.keys():
+        shared = getattr(layer, name.rpartition(".")[2], None)
+        if not isinstance(shared, torch.Tensor):
+            continue
+        pointer = shared.untyped_storage().data_ptr()
+        first = next((s.name for s in sources if s.target.untyped_storage().data_ptr() == pointer), None)
+        if first is None or not checkpoint.equal(name, first):
+            raise CheckpointError(
+                f"the config ties {name} to {first}, but the checkpoint holds two different tensors; "
+                f"if the tensors are right, use --hf-overrides '{{\"tie_word_embeddings\": false}}'"
+            )
+
+
+def fill_dummy(model: nn.Module, seed: int) -> None:
+    """Give a bound `model` weights that depend on `seed` and the tensors' names only.
+
+    Matrices get normal values of variance 1 / inputs, so activations and logits stay of order one; norms are neutral.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    pattern = torch.randn(DUMMY_VALUES, generator=generator)
+    scaled: dict[int, torch.Tensor] = {}
+    layers = list(layers_of(model))
+    check_coverage(layers, [source for layer in layers for source in layer.sources()])
+    with one_thread_per_op():
+        for layer in layers:
+            for source in layer.sources():
+                if isinstance(layer, RMSNorm):
+                    source.target.fill_(0.0 if layer.offset else 1.0)
+                elif source.target.is_floating_point():
+                    inputs = _inputs(source)
+                    if inputs not in scaled:
+                        values = (pattern * inputs**-0.5).to(device=source.target.device, dtype=source.target.dtype)
+                        scaled[inputs] = torch.cat((values, values))
+                    _fill_pattern(source, scaled[inputs])
+                else:
+                    source.target.zero_()
+    for layer in layers:
+        layer.after_load()
+
+
+def _inputs(source: Source) -> int:
+    """Numbers that one output is a sum of, over all ranks; vectors count as biases, which are small."""
+    target = source.target
+    if target.dim() < 2:
+        return 2500
+    return target.shape[-1] * (source.shard[1] if source.axis == target.dim() - 1 else 1)
+
+
+def _fill_pattern(source: Source, values: torch.Tensor) -> None:
+    """Fill one target from the pattern (twice in `values`), beginning at a place that its name and part decide."""
+    target = source.target
+    start = zlib.crc32(f"{source.name}/{source.axis}/{source.shard}".encode()) % DUMMY_VALUES
+    width = target[0].numel() if target.dim() > 1 else 1
+    rows = max(1, DUMMY_VALUES // max(1, width))
+    for part in torch.split(target, rows):
+        if part.numel() > DUMMY_VALUES:
+            wide = values[:DUMMY_VALUES].repeat(-(-part.numel() // DUMMY_VALUES))
+            part.copy_(wide[: part.numel()].view(part.shape))
+            continue
+        part.copy_(values[start : start + part.numel()].view(part.shape))
+        start = (start + part.numel()) % DUMMY_VALUES
