@@ -1,0 +1,103 @@
+"""/openapi.json and /docs, made from the route table and the very types that check bodies: true by construction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from samovar.server.openai.schema import ErrorResponse
+from samovar.server.version import version
+
+if TYPE_CHECKING:
+    from samovar.server.routes import Route
+
+_ABOUT = (
+    "Unknown fields of a body are accepted and ignored. Fields of capabilities that this server does not have are "
+    "refused with 400 unless they ask for nothing. Null means absent. Streams are server-sent events ended by [DONE]."
+)
+_ERRORS = {
+    "400": "The request is wrong; error.param names the field.",
+    "401": "No valid key.",
+    "404": "No such model or route.",
+    "405": "The path takes another method.",
+    "413": "The body is too large.",
+    "500": "Our fault.",
+    "503": "Loading, overloaded, shutting down, or without a living engine: retry later.",
+}
+
+
+def describe(routes: Sequence[Route]) -> dict[str, Any]:
+    """The OpenAPI 3.1 document as plain values."""
+    types = {t for r in routes for t in (r.body, r.answer, r.chunk) if isinstance(t, type)}
+    ordered = sorted(types | {ErrorResponse}, key=lambda t: t.__name__)
+    _, components = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Samovar", "version": version(), "description": _ABOUT},
+        "paths": paths,
+        "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+    }
+
+
+def _ref(kind: type[Any]) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    if isinstance(route.answer, str):
+        content[route.answer] = {"schema": {"type": "object" if route.answer == "application/json" else "string"}}
+    else:
+        content["application/json"] = {"schema": _ref(route.answer)}
+    if route.chunk is not None:
+        content["text/event-stream"] = {"schema": {"type": "string"}, "x-chunk": _ref(route.chunk)}
+    error = {"application/json": {"schema": _ref(ErrorResponse)}}
+    answers: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
+    answers |= {code: {"description": text, "content": error} for code, text in _ERRORS.items()}
+    if route.path == "/ready":
+        answers["503"] = {"description": "Not now.", "content": content}
+    operation: dict[str, Any] = {"summary": route.summary, "responses": answers}
+    if "{" in route.path:
+        name = route.path.partition("{")[2].rstrip("}")
+        operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
+    if route.body is not None:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(route.body)}}}
+    return operation
+
+
+def document(routes: Sequence[Route]) -> bytes:
+    """The OpenAPI document as JSON."""
+    return msgspec.json.encode(describe(routes))
+
+
+def page(routes: Sequence[Route]) -> bytes:
+    """The same for people: one page without scripts or outside resources."""
+    described = describe(routes)
+    schemas = described["components"]["schemas"]
+    parts = [
+        "<!doctype html><meta charset=utf-8><title>Samovar API</title>",
+        "<style>body{font:15px sans-serif;max-width:60em;margin:2em auto;padding:0 1em}",
+        "td{padding:.15em .8em .15em 0;vertical-align:top}code{font-size:13px}</style>",
+        f"<h1>Samovar {escape(described['info']['version'])}</h1><p>{escape(_ABOUT)}</p>",
+        '<p>The same for programs: <a href="openapi.json">openapi.json</a></p>',
+    ]
+    for route in routes:
+        parts.append(f"<h3><code>{route.method} {escape(route.path)}</code></h3><p>{escape(route.summary)}</p>")
+        if route.body is not None:
+            parts.append(_fields(schemas[route.body.__name__]))
+    return "".join(parts).encode()
+
+
+def _fields(schema: dict[str, Any]) -> str:
+    rows = []
+    for name, field in schema["properties"].items():
+        needed = " (required)" if name in schema.get("required", ()) else ""
+        kind = msgspec.json.encode({k: v for k, v in field.items() if k != "default"}).decode()
+        rows.append(f"<tr><td><code>{escape(name)}</code>{needed}<td><code>{escape(kind)}</code>")
+    return f"<table>{''.join(rows)}</table>"

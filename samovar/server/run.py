@@ -1,0 +1,221 @@
+"""serve: the whole server process. Socket, HTTP, engine process, text; signals and the end.
+
+Order of life: the port listens; the model loads (/health 200, /ready and requests 503); the ready line; serving; the
+first SIGTERM or SIGINT: no new connections or requests, running ones may finish within `shutdown_timeout`, the rest
+are ended with an error, the engine process is stopped, exit 0. A second signal exits at once; the engine process dies
+with its parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from samovar.config.checkpoint import describe
+from samovar.config.description import ModelDescription
+from samovar.config.engine import EngineConfig
+from samovar.config.groups import ServerConfig
+from samovar.engine.client import EngineClient
+from samovar.engine.process_client import ProcessEngineClient
+from samovar.hub.locate import locate
+from samovar.server.app import create_app
+from samovar.server.limits import LimitedHttpProtocol
+from samovar.server.sockets import BACKLOG, address_of, open_socket
+from samovar.server.state import ServingState
+from samovar.text.chat_template import ChatTemplate, load_chat_template
+from samovar.text.prepare import Preparer, end_token_ids, limits_from
+from samovar.text.tokenizer import Tokenizer, load_tokenizer
+
+LAST_WORDS_SECONDS = 2.0
+"""How long ended calls may take to send their last bytes."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+Say = Callable[[str], None]
+
+_logger = logging.getLogger(__name__)
+
+
+def serve(config: EngineConfig, server: ServerConfig, *, say: Say | None = None) -> int:
+    """Serve until a signal; returns the exit code. Raises what stopped the start (`ConfigError`, `CheckpointError`, ...)."""
+    logging.basicConfig(level=server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    listener = open_socket(server)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(config, server, listener, say or _print))
+    finally:
+        listener.close()
+        if server.uds is not None:
+            Path(server.uds).unlink(missing_ok=True)
+    return 0
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+async def _serve(config: EngineConfig, server: ServerConfig, listener: socket.socket, say: Say) -> None:
+    client = ProcessEngineClient(config, engine_timeout=server.engine_timeout, log_level=server.log_level.upper())
+    state = ServingState(server)
+    state.names = state.names or [config.model.model]
+    state.stream_interval = config.scheduler.stream_interval
+
+    async def load() -> None:
+        started = time.monotonic()
+        preparer = await _load(config, server, client)
+        state.attach(client, preparer)
+        say(
+            ready_text(
+                server, address_of(listener), state.names[0], preparer.template is not None, time.monotonic() - started
+            )
+        )
+
+    try:
+        await run_until_signal(state, listener, load)
+    finally:
+        await client.close()
+
+
+async def _load(config: EngineConfig, server: ServerConfig, client: ProcessEngineClient) -> Preparer:
+    """Start the engine and, meanwhile, load what text needs."""
+    description = await asyncio.to_thread(lambda: describe(locate(config.model), config.model))
+    starting = asyncio.ensure_future(client.start())
+    try:
+        tokenizer, template = await asyncio.to_thread(load_text, config, server, description)
+        await starting
+    finally:
+        starting.cancel()
+    return make_preparer(client, config, server, description, tokenizer, template)
+
+
+def load_text(
+    config: EngineConfig, server: ServerConfig, description: ModelDescription
+) -> tuple[Tokenizer | None, ChatTemplate | None]:
+    """The model's tokenizer and chat template, where it has them and they are wanted."""
+    if config.model.skip_tokenizer_init:
+        return None, None
+    return load_tokenizer(description, config.model.tokenizer), load_chat_template(description, server.chat_template)
+
+
+async def run_until_signal(state: ServingState, listener: socket.socket, load: Callable[[], Awaitable[None]]) -> None:
+    """Serve HTTP on `listener`, run `load` beside it, and return after a signal and the drain. Raises what `load` raises."""
+    http = HttpServer(http_config(state, listener))
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, _on_signal, stop, number)
+    serving = asyncio.ensure_future(http.serve(sockets=[listener]))
+    loading = asyncio.ensure_future(load())
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({serving, loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            loading.result()
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        loading.cancel()
+        stopping.cancel()
+        await asyncio.wait({loading, stopping})
+        await drain(state, http, serving)
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def _on_signal(stop: asyncio.Event, number: signal.Signals) -> None:
+    if stop.is_set():
+        os._exit(128 + number)
+    _logger.info("%s: finishing what runs; once more to exit at once", number.name)
+    stop.set()
+
+
+async def drain(state: ServingState, http: HttpServer, serving: asyncio.Future[None]) -> None:
+    """Take no new connections, let running calls finish within `shutdown_timeout`, then end the rest."""
+    state.is_draining = True
+    http.should_exit = True
+    if not await _ends(serving, state.config.shutdown_timeout):
+        _logger.warning("ending %d calls that did not finish in time", state.end_calls())
+        if not await _ends(serving, LAST_WORDS_SECONDS):
+            http.force_exit = True
+            if not await _ends(serving, LAST_WORDS_SECONDS):
+                serving.cancel()
+    await asyncio.wait({serving})
+
+
+async def _ends(task: asyncio.Future[None], seconds: float) -> bool:
+    done, _ = await asyncio.wait({task}, timeout=seconds)
+    return bool(done)
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handling, which belongs to `run_until_signal`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+
+def http_config(state: ServingState, listener: socket.socket) -> uvicorn.Config:
+    """uvicorn's settings: httptools with our header limits, no access log, no trust in forwarded headers."""
+    return uvicorn.Config(
+        create_app(None, None, state.config, state=state),
+        http=LimitedHttpProtocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        root_path=state.config.root_path,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=None,
+    )
+
+
+def ready_text(server: ServerConfig, address: str, model: str, has_template: bool, seconds: float) -> str:
+    """The ready line, and a command to try."""
+    if has_template:
+        path, body = "/v1/chat/completions", '{"messages": [{"role": "user", "content": "Say hello."}]}'
+    else:
+        path, body = "/v1/completions", '{"prompt": "Once upon a time", "max_tokens": 32}'
+    base, words = address, ["curl"]
+    if address.startswith("unix:"):
+        words += ["--unix-socket", address.removeprefix("unix:")]
+        base = "http://localhost"
+    words += [base + server.root_path + path, "-H", "Content-Type: application/json"]
+    command = shlex.join(words)
+    if server.api_key:
+        command += ' -H "Authorization: Bearer $SAMOVAR_API_KEY"'
+    return f"Samovar is ready: {model} on {address} after {seconds:.1f} s. Try:\n  {command} -d {shlex.quote(body)}"
+
+
+def make_preparer(
+    client: EngineClient,
+    config: EngineConfig,
+    server: ServerConfig,
+    description: ModelDescription,
+    tokenizer: Tokenizer | None,
+    template: ChatTemplate | None,
+) -> Preparer:
+    """The door for requests: the engine's limits, the operator's, and the model's defaults."""
+    limits = limits_from(
+        client.info,
+        max_logprobs=config.model.max_logprobs,
+        max_choices=server.max_choices,
+        max_tokens_ceiling=server.max_tokens_ceiling,
+    )
+    ends = end_token_ids(description, tokenizer)
+    return Preparer(tokenizer, template, limits, ends, description.generation_config)

@@ -1,0 +1,133 @@
+"""ServingState: what every endpoint of one server reaches. Created before the model is loaded, filled when it is."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, TypeVar
+
+from samovar.config.groups import ServerConfig
+from samovar.engine.client import EngineClient
+from samovar.engine.metrics import ServingMetrics
+from samovar.errors import EngineDeadError, NotFoundError
+from samovar.text.prepare import Preparer
+
+T = TypeVar("T")
+
+OFFLOAD_CHARS = 8192
+"""Requests with more text than this are rendered and tokenized on a thread, so that the event loop stays free."""
+
+DEFAULT_NAME = "default"
+"""Model name that always means the served model."""
+
+_LOADING = "the model is still loading; retry when /ready answers 200"
+
+
+class ServingState:
+    """One server's engine client, preparer, metrics and life cycle. Belongs to one event loop."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.metrics: ServingMetrics | None = None
+        self.is_draining = False
+        self.is_closing = False
+        self.num_calls = 0
+        """API calls in progress, for /load."""
+        self.stream_interval = 1
+        """Tokens per streamed chunk where a request does not say."""
+        self.created = int(time.time())
+        self.names: list[str] = list(config.served_model_name)
+        self.fingerprint = ""
+        self._client: EngineClient | None = None
+        self._preparer: Preparer | None = None
+        self._calls: set[asyncio.Task[None]] = set()
+        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="samovar-text")
+
+    def attach(self, client: EngineClient, preparer: Preparer) -> None:
+        """The model is loaded: start to answer."""
+        info = client.info
+        self.names = self.names or [info.model]
+        identity = f"{info.model}\0{info.dtype}\0{info.kv_cache_dtype}\0{info.weight_bytes}"
+        self.fingerprint = "samovar-" + hashlib.sha256(identity.encode("utf-8", "backslashreplace")).hexdigest()[:12]
+        self.metrics = ServingMetrics(self.names[0], info)
+        self.metrics.take_snapshot(client.stats)
+        client.on_stats(self.metrics.take_snapshot)
+        self._client, self._preparer = client, preparer
+
+    @property
+    def status(self) -> Literal["ready", "starting", "draining", "dead"]:
+        """Where the server stands, as /ready says it."""
+        if self.is_draining:
+            return "draining"
+        if self._client is None:
+            return "starting"
+        if not self._client.is_alive:
+            return "dead"
+        return "ready" if self._client.is_ready else "starting"
+
+    @property
+    def has_dead_engine(self) -> bool:
+        """True if an engine was there and is not any more."""
+        return self._client is not None and not self._client.is_alive
+
+    @property
+    def client(self) -> EngineClient:
+        """The engine; raises `EngineDeadError` while the model is loading."""
+        if self._client is None:
+            raise EngineDeadError(_LOADING)
+        return self._client
+
+    @property
+    def preparer(self) -> Preparer:
+        """The door for requests; raises `EngineDeadError` while the model is loading."""
+        if self._preparer is None:
+            raise EngineDeadError(_LOADING)
+        return self._preparer
+
+    def require_loaded(self) -> None:
+        """Raise `EngineDeadError` until the model has been loaded once."""
+        if self._client is None:
+            raise EngineDeadError(_LOADING)
+
+    def require_ready(self) -> None:
+        """Raise `EngineDeadError` unless new work may start."""
+        status = self.status
+        if status == "draining":
+            raise EngineDeadError("the server is shutting down and takes no new requests")
+        if status == "dead":
+            raise EngineDeadError("the engine is not running; see the server's log")
+        if status == "starting":
+            raise EngineDeadError(_LOADING)
+
+    def check_model(self, name: str | None) -> str:
+        """The name to report for a request that asked for `name`; raises `NotFoundError` for a model not served."""
+        if name and name != DEFAULT_NAME and name not in self.names:
+            served = ", ".join(self.names)
+            raise NotFoundError(f"model {name[:200]!r} is not served here; this server has {served}", parameter="model")
+        return self.names[0]
+
+    async def offload(self, size: int, work: Callable[[], T]) -> T:
+        """Run `work` here if `size` characters or tokens are little, otherwise on a thread."""
+        if size <= OFFLOAD_CHARS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def enter(self, call: asyncio.Task[None]) -> None:
+        """Note an API call's task, so that a shutdown can end it."""
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+    def end_calls(self) -> int:
+        """Shutdown's last word: cancel every API call in progress. Returns how many there were."""
+        self.is_closing = True
+        running = list(self._calls)
+        for call in running:
+            call.cancel()
+        return len(running)
+
+    def close(self) -> None:
+        """Give back the threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,88 @@
+"""/openapi.json is true: every route is in it, answers fit it, and random requests made from it never give a 5xx."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import checks
+
+from samovar.server.openai.schema import ChatCompletionRequest
+from samovar.server.routes import ROUTES
+from tests.server.live import LiveServer
+
+
+def test_document(http: httpx.Client) -> None:
+    """Every route and method is described, and every field of the chat body."""
+    document = http.get("/openapi.json").json()
+    described = {(path, method.upper()) for path, methods in document["paths"].items() for method in methods}
+    assert described == {(route.path, route.method) for route in ROUTES}
+    fields = document["components"]["schemas"]["ChatCompletionRequest"]["properties"]
+    assert set(fields) == set(ChatCompletionRequest.__struct_fields__)
+    seed = next(kind for kind in fields["seed"]["anyOf"] if kind["type"] == "integer")
+    assert (seed["minimum"], seed["maximum"]) == (-(2**63), 2**63 - 1)
+
+
+def test_page(http: httpx.Client) -> None:
+    """/docs names every path and loads nothing from anywhere."""
+    answer = http.get("/docs")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert all(route.path in answer.text for route in ROUTES)
+    assert "<script" not in answer.text and "http://" not in answer.text and "https://" not in answer.text
+
+
+def test_version_and_load(http: httpx.Client) -> None:
+    """The small endpoints."""
+    assert set(http.get("/version").json()) == {"version"}
+    assert http.get("/load").json() == {"server_load": 0}
+    assert http.post("/ping").status_code == 200 and http.head("/health").status_code == 200
+    assert http.get("/v1/models/default").json()["id"] == "tiny"
+
+
+def test_tokenize_round_trip(http: httpx.Client) -> None:
+    """Tokens of a text give the text back; special tokens are shown; strings go with ids."""
+    text = "Grüße\0 🙂 <|im_end|>"
+    answer = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"]) and answer["max_model_len"] == 512
+    assert http.post("/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": text}
+
+
+def _fuzz(server: LiveServer, examples: int) -> None:
+    schema: Any = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    wanted = [
+        checks.CHECKS.get_one(name)
+        for name in (
+            "not_a_server_error",
+            "status_code_conformance",
+            "content_type_conformance",
+            "response_schema_conformance",
+        )
+    ]
+    for result in schema.get_all_operations():
+        _run(result.ok().as_strategy(), wanted, examples)
+
+
+def _run(strategy: Any, wanted: list[Any], examples: int) -> None:
+    @settings(
+        max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
+    )
+    @given(case=strategy)
+    def attempt(case: Any) -> None:
+        answer = case.call()
+        case.validate_response(answer, checks=wanted)
+
+    attempt()
+
+
+def test_random_requests_from_the_document(server: LiveServer) -> None:
+    """Schemathesis: no 5xx, no undocumented status or content type, no answer that breaks its own schema."""
+    _fuzz(server, 8)
+
+
+@pytest.mark.slow
+def test_more_random_requests_from_the_document(server: LiveServer) -> None:
+    """The same, for longer."""
+    _fuzz(server, 400)
