@@ -1,0 +1,72 @@
+"""Draft: a step in the making, and the record of it until its result is booked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from samovar.core.outputs import TokenLogprobs
+from samovar.core.step import ScheduledSequence, SlotStart
+from samovar.schedule.admission import StepBudget
+from samovar.schedule.live import LiveSequence
+
+# Most rows of a decode step bring no ids and no blocks: one shared empty list spares two allocations a row.
+# Nobody changes it.
+NO_IDS: list[int] = []
+
+
+@dataclass(slots=True)
+class Draft:
+    """Rows of a step, whose they are, and what is left of its budget."""
+
+    budget: StepBudget
+    rows: list[ScheduledSequence] = field(default_factory=list)
+    sequences: list[LiveSequence] = field(default_factory=list)
+    """Whose row it is, aligned with `rows`."""
+    stays: list[int] = field(default_factory=list)
+    """Each sequence's `stay` when the row was made."""
+    started: list[SlotStart] = field(default_factory=list)
+
+    def add_chunk(self, sequence: LiveSequence, count: int, now: float) -> None:
+        """Add the next `count` known tokens of a running sequence; tells the worker about it if they are its first."""
+        start, num_tokens, slot = sequence.num_computed_tokens, len(sequence.token_ids), sequence.slot
+        assert slot is not None
+        end = start + count
+        self.budget.take(start, count)
+        new_blocks = NO_IDS
+        if not sequence.is_started:
+            sequence.is_started = True
+            self.started.append(sequence.slot_start(slot))
+            new_blocks = list(sequence.block_table)
+            sequence.timing.first_scheduled = sequence.timing.first_scheduled or now
+        samples = end == num_tokens < sequence.limit
+        self.rows.append(
+            ScheduledSequence(
+                slot=slot,
+                start=start,
+                num_new_tokens=count,
+                token_ids=sequence.token_ids[start:end],
+                new_blocks=new_blocks,
+                samples=samples,
+                position_of_sample=end if samples else -1,
+                num_prompt_logprobs=_num_prompt_logprobs(sequence, start, end),
+            )
+        )
+        self.sequences.append(sequence)
+        self.stays.append(sequence.stay)
+        sequence.num_computed_tokens = end
+        sequence.num_in_flight += samples
+
+
+def _num_prompt_logprobs(sequence: LiveSequence, start: int, end: int) -> int:
+    """Rows from `start` whose next token is a prompt token without logprobs so far; row p speaks of token p + 1."""
+    if sequence.prompt_logprobs is None or not sequence.num_prompt_logprobs_missing:
+        return 0
+    if end <= len(sequence.prompt_logprobs):
+        return 0  # Computed again after a preemption; the figures are here already.
+    return max(min(end, sequence.num_prompt_tokens - 1) - start, 0)
+
+
+def collect_prompt_logprobs(sequence: LiveSequence, start: int, entries: list[TokenLogprobs]) -> None:
+    """Keep the entries of rows from `start`; a chunk that was computed twice brings the same entries twice."""
+    if sequence.prompt_logprobs is not None:
+        sequence.prompt_logprobs += entries[max(len(sequence.prompt_logprobs) - start, 0) :]

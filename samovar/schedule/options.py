@@ -1,0 +1,52 @@
+"""SchedulerOptions: the settings the scheduler reads, all of them resolved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from samovar.config.engine import EngineConfig
+from samovar.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerOptions:
+    """Nothing in here is "auto". Names are those of `config.groups`; `step_time_target` is in seconds, 0 for none."""
+
+    max_model_len: int
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    step_time_target: float = 0.0
+    scheduling_policy: str = "fcfs"
+    async_scheduling: bool = True
+    enable_prefix_caching: bool = True
+    max_num_queued_reqs: int | None = None
+    """Waiting requests before `add` raises `OverloadedError`; None for no limit."""
+    max_num_queued_tokens: int | None = None
+    """Waiting prompt tokens before `add` raises `OverloadedError`; None for no limit."""
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, *, limits_queue: bool = True) -> SchedulerOptions:
+        """Options of a resolved configuration; `limits_queue` False for offline batches, which may be any size."""
+        s = config.scheduler
+        if config.model.max_model_len is None or s.max_num_batched_tokens is None:
+            raise ConfigError(
+                f"max_model_len ({config.model.max_model_len}) and max_num_batched_tokens "
+                f"({s.max_num_batched_tokens}) must be resolved before a scheduler is made"
+            )
+        return cls(
+            max_model_len=config.model.max_model_len,
+            block_size=config.cache.block_size,
+            max_num_seqs=s.max_num_seqs,
+            max_num_batched_tokens=s.max_num_batched_tokens,
+            enable_chunked_prefill=s.enable_chunked_prefill,
+            long_prefill_token_threshold=s.long_prefill_token_threshold,
+            step_time_target=s.step_time_target_ms / 1000,
+            scheduling_policy=s.scheduling_policy,
+            async_scheduling=s.async_scheduling,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+            max_num_queued_reqs=s.max_num_queued_reqs if limits_queue else None,
+            max_num_queued_tokens=s.max_num_queued_tokens if limits_queue else None,
+        )

@@ -1,0 +1,459 @@
+"""Scheduler: decides each step who computes how many tokens in which blocks, and books what came back.
+
+There is no prefill and no decode, only tokens known and tokens computed. A step first gives one token to each running
+sequence that lacks one, then shares what is left of the budget among those that lack more and those that wait, in the
+order of the policy. Whoever runs out of blocks takes them from the sequence that is last in that order; it loses its
+blocks, keeps its tokens and returns to its place in the queue.
+
+Steps may overlap: a step may be scheduled while a token of the step before is still unknown (`num_in_flight`). Steps
+run on the device in the order they were scheduled. Hence a slot or block may be given away as soon as its owner ends,
+even if a launched step still writes to it: the new owner's writes come later. What a step computed is only *believed*
+(published for sharing) in `update`, and only if the sequence still holds the blocks it had when the step was made.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence as SequenceOf
+from operator import attrgetter
+
+from samovar.core.cache_spec import CacheSpec
+from samovar.core.outputs import EngineStats, SequenceOutput
+from samovar.core.request import Request
+from samovar.core.sequence import FinishReason, SequenceStatus
+from samovar.core.step import SampledTokens, ScheduledSequence, ScheduledStep, StepResult
+from samovar.errors import ValidationError
+from samovar.schedule.admission import ENTRY_RULES, House, Need, Queue, StepBudget, why_not_fit, why_not_ready
+from samovar.schedule.block_pool import BlockPool
+from samovar.schedule.cache_groups import group_layers
+from samovar.schedule.counters import Counters
+from samovar.schedule.draft import NO_IDS, Draft, collect_prompt_logprobs
+from samovar.schedule.finish import append_token, news
+from samovar.schedule.live import LiveRequest, LiveSequence, make_sequences
+from samovar.schedule.options import SchedulerOptions
+from samovar.schedule.policy import POLICIES, WaitingQueue
+from samovar.schedule.prefix_cache import CacheIdentity, PrefixCache, PrefixKey
+from samovar.schedule.step_time import StepTimeModel
+
+_by_rank = attrgetter("rank")
+
+
+class Scheduler:
+    """Owns requests, sequences, slots and blocks of one engine.
+
+    `num_blocks` is what the workers allocated. Call `schedule` for a step, have it run, and hand its result to
+    `update` (or `fail_step`) in the order of the steps. `now` is `time.monotonic()`.
+    """
+
+    def __init__(
+        self,
+        options: SchedulerOptions,
+        num_blocks: int,
+        *,
+        cache_specs: SequenceOf[CacheSpec] = (),
+        identity: CacheIdentity | None = None,
+    ) -> None:
+        self.options = options
+        self._identity = identity or CacheIdentity()
+        self._block_size = options.block_size
+        self._group = group_layers(cache_specs, options.block_size)
+        self._pool = BlockPool(num_blocks)
+        self._cache = PrefixCache(self._pool, options.block_size)
+        self._rank = POLICIES[options.scheduling_policy]
+        self._displaces = options.scheduling_policy == "priority"
+        # Without chunks a prompt must fit into one step.
+        whole = 0 if options.enable_chunked_prefill else options.max_model_len
+        self._max_step_tokens = max(options.max_num_batched_tokens, whole)
+        # Every running sequence can always get its one token.
+        self._max_running = min(options.max_num_seqs, self._max_step_tokens)
+        self._free_slots = list(range(self._max_running))[::-1]
+        self._freed_slots: list[int] = []
+        self._requests: dict[str, LiveRequest] = {}
+        self._waiting = WaitingQueue()
+        self._running: list[LiveSequence] = []  # In rank order: the last one is the first to be preempted.
+        self._launched: dict[int, Draft] = {}
+        self._num_steps, self._num_requests, self._generation = 0, 0, 0
+        self._times = StepTimeModel()
+        self._counters = Counters(EngineStats(num_blocks=num_blocks))
+
+    # Requests come and go.
+
+    @property
+    def has_work(self) -> bool:
+        """True while a request has not ended, or a launched step has not been booked."""
+        return bool(self._requests or self._launched)
+
+    def add(self, request: Request, now: float) -> None:
+        """Queue a request. Raises `ValidationError` if it can never run, `OverloadedError` if the queue is full."""
+        if request.request_id in self._requests:
+            message = f"request_id {request.request_id!r} is in use"
+            raise ValidationError(message, parameter="request_id", value=request.request_id)
+        counters = self._counters
+        queue = Queue(self.options, self._pool.num_blocks, counters.num_queued, counters.num_queued_tokens)
+        for rule in ENTRY_RULES:
+            rule(request, queue)
+        order = self._num_requests
+        self._num_requests += 1
+        parent = self._enter(request, order)
+        # The last token of a full cache needs no place in it: nothing is computed from it.
+        most = min(self.options.max_model_len, self._pool.num_blocks * self._block_size + 1)
+        sequences = make_sequences(parent, self._rank(request, order), most, overlaps=self.options.async_scheduling)
+        parent.live = {s.index: s for s in sequences}
+        if parent.num_shared_tokens:
+            parent.deferred = sequences[1:]
+        for sequence in sequences[: len(sequences) - len(parent.deferred)]:
+            self._waiting.add(sequence)
+        self._requests[request.request_id] = parent
+        counters.enter(parent)
+
+    def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
+        """End a request, or one of its choices, in whatever state it is; its slot and blocks are free on return.
+
+        Returns the last output of each choice that was ended. Unknown ids are none of anybody's: they may just have
+        ended by themselves.
+        """
+        parent = self._requests.get(request_id)
+        if parent is None:
+            return []
+        chosen = [s for s in parent.live.values() if index is None or s.index == index]
+        # Last choice first, so that no deferred one is promoted only to be ended.
+        for sequence in reversed(chosen):
+            self._end(sequence, FinishReason.ABORT)
+        return [news(sequence, []) for sequence in chosen]
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; running sequences go on. What they computed so far is not shared any more."""
+        self._cache.reset()
+        self._generation += 1
+        return True
+
+    # One step.
+
+    def schedule(self, now: float) -> ScheduledStep | None:
+        """The next step, or None if nobody can compute anything before the next `update` or `add`."""
+        draft = Draft(self._budget())
+        if self._displaces:
+            self._make_way()
+        unfinished = self._schedule_decodes(draft)
+        self._schedule_prefills(draft, unfinished, now)
+        if not draft.rows:
+            return None
+        step = ScheduledStep(self._num_steps, draft.started, self._freed_slots, draft.rows)
+        self._freed_slots = []
+        self._num_steps += 1
+        self._launched[step.step_id] = draft
+        return step
+
+    def update(self, step: ScheduledStep, result: StepResult, now: float) -> list[SequenceOutput]:
+        """Book the result of the oldest launched step; returns the news of every sequence that has any."""
+        draft = self._take_launched(step, result.step_id)
+        sampled = {s.slot: s for s in result.sampled}
+        outputs: list[SequenceOutput] = []
+        for sequence, row, stay in zip(draft.sequences, draft.rows, draft.stays, strict=True):
+            if row.samples:
+                sequence.num_in_flight -= 1
+            if sequence.finish_reason is not None:
+                continue  # It ended after this step was launched; what the step computed for it is thrown away.
+            if row.slot in result.failed:
+                outputs.append(self._end_with_error(sequence, result.failed[row.slot]))
+                continue
+            end = row.start + row.num_new_tokens
+            if stay == sequence.stay:
+                self._confirm(sequence, end)
+            if row.num_prompt_logprobs:
+                collect_prompt_logprobs(sequence, row.start, result.prompt_logprobs.get(row.slot, []))
+            if row.samples:
+                outputs.append(self._accept(sequence, sampled.get(row.slot), now))
+            elif end == len(sequence.token_ids):  # max_tokens 0: the prompt was all that was wanted.
+                self._end(sequence, FinishReason.LENGTH)
+                outputs.append(news(sequence, []))
+        self._measure(draft, result.seconds)
+        return outputs
+
+    def fail_step(self, step: ScheduledStep, message: str) -> list[SequenceOutput]:
+        """Book a launched step that failed as a whole: the sequences in it end with ERROR, all others go on."""
+        draft = self._take_launched(step, step.step_id)
+        outputs = []
+        for sequence, row in zip(draft.sequences, draft.rows, strict=True):
+            if row.samples:
+                sequence.num_in_flight -= 1
+            if sequence.finish_reason is None:
+                outputs.append(self._end_with_error(sequence, message))
+        return outputs
+
+    # Figures.
+
+    def stats(self) -> EngineStats:
+        """A snapshot; the step sizes are those since the last one."""
+        return self._counters.snapshot(len(self._running), self._pool.num_free)
+
+    def block_usage(self) -> dict[str, int]:
+        """Who holds what, for leak tests: an idle scheduler shows no used block, no used slot and no request."""
+        return {
+            "num_blocks": self._pool.num_blocks,
+            "free": self._pool.num_free,
+            "used": self._pool.num_used,
+            "published": self._pool.num_published,
+            "used_slots": self._max_running - len(self._free_slots),
+            "requests": len(self._requests),
+            "sequences": self._counters.num_live,
+            "launched_steps": len(self._launched),
+        }
+
+    # Making a step.
+
+    def _schedule_decodes(self, draft: Draft) -> list[LiveSequence]:
+        """Give each running sequence that lacks one token that token; returns those that lack more."""
+        running, size = self._running, self._block_size
+        sequences, rows, stays = draft.sequences, draft.rows, draft.stays
+        unfinished: list[LiveSequence] = []
+        num_decoding = num_pairs = i = 0
+        while i < len(running):  # Shrinks from its end when someone is preempted.
+            sequence = running[i]
+            i += 1
+            start, in_flight = sequence.num_computed_tokens, sequence.num_in_flight
+            total = len(sequence.token_ids) + in_flight
+            if total != start + 1 or not sequence.is_started:
+                if total > start:
+                    unfinished.append(sequence)
+                continue
+            num_decoding += 1
+            if in_flight and (total >= sequence.limit or not sequence.overlaps):
+                continue  # It will end with the token in flight, or needs to see it first.
+            new_blocks = NO_IDS
+            if start == len(sequence.block_table) * size:
+                if not self._find_block(sequence):
+                    break
+                new_blocks = self._pool.allocate(1)
+                sequence.block_table += new_blocks
+            token_ids = NO_IDS if in_flight else [sequence.token_ids[start]]
+            samples = total < sequence.limit
+            slot = sequence.slot
+            assert slot is not None
+            rows.append(ScheduledSequence(slot, start, 1, token_ids, new_blocks, samples, total if samples else -1))
+            sequences.append(sequence)
+            stays.append(sequence.stay)
+            sequence.num_computed_tokens = total
+            if samples:
+                sequence.num_in_flight = in_flight + 1
+            num_pairs += total
+        draft.budget.num_decoding = num_decoding
+        draft.budget.take_decodes(len(rows), num_pairs)
+        return unfinished
+
+    def _schedule_prefills(self, draft: Draft, unfinished: list[LiveSequence], now: float) -> None:
+        """Share the rest of the budget among running sequences with more to compute and waiting ones, in rank order."""
+        i, admits = 0, True
+        while draft.budget.tokens_left:
+            running = unfinished[i] if i < len(unfinished) else None
+            head = self._waiting.peek() if admits else None
+            if head is not None and (running is None or head.rank < running.rank):
+                if not self._start(head, draft.budget):
+                    admits = False  # Nobody overtakes the first in the queue.
+                    continue
+                chosen = head
+            elif running is not None:
+                i += 1
+                chosen = running
+            else:
+                break
+            start = chosen.num_computed_tokens
+            wanted = len(chosen.token_ids) - start
+            count = draft.budget.chunk(start, wanted)
+            if not count:
+                break
+            draft.add_chunk(chosen, count, now)
+
+    def _budget(self) -> StepBudget:
+        has_company = self._counters.num_live > 1
+        return StepBudget(self.options, self._max_step_tokens, self._times, has_company=has_company)
+
+    def _house(self) -> House:
+        return House(self._group, self._pool.num_blocks, self._pool.num_free, len(self._running), self._max_running)
+
+    def _start(self, sequence: LiveSequence, budget: StepBudget) -> bool:
+        """Give the first waiting sequence a slot and all the blocks of its known tokens, if the rules allow."""
+        house = self._house()
+        if why_not_ready(sequence, house) is not None:
+            return False
+        cached = self._match(sequence)
+        need = self._need(sequence, cached, budget)
+        if why_not_fit(sequence, need, house) is not None:
+            return False
+        self._waiting.remove(sequence)
+        self._pool.share(cached)
+        num_blocks = self._group.num_blocks(len(sequence.token_ids))
+        sequence.block_table = cached + self._pool.allocate(num_blocks - len(cached))
+        sequence.num_published = len(cached)
+        sequence.num_computed_tokens = len(cached) * self._block_size
+        sequence.slot = self._free_slots.pop()
+        sequence.status = SequenceStatus.RUNNING
+        insort(self._running, sequence, key=_by_rank)
+        parent = sequence.parent
+        if parent.num_cached_tokens is None:
+            self._counters.start(parent, sequence.num_computed_tokens)
+        if not sequence.stay:
+            sequence.num_cached_tokens = parent.num_cached_tokens or 0
+        return True
+
+    def _need(self, sequence: LiveSequence, cached: list[int], budget: StepBudget) -> Need:
+        num_tokens, start = len(sequence.token_ids), len(cached) * self._block_size
+        wanted = num_tokens - start
+        chunk = budget.chunk(start, wanted)
+        num_blocks = self._group.num_blocks(num_tokens) - len(cached) + self._pool.num_free_among(cached)
+        return Need(num_blocks, budget.steps(wanted, chunk))
+
+    def _match(self, sequence: LiveSequence) -> list[int]:
+        """Blocks of the longest cached beginning. Positions whose logprobs are wanted must be computed."""
+        parent = sequence.parent
+        if parent.root is None or not parent.reads_cache or sequence.num_prompt_logprobs_missing:
+            return []
+        return self._cache.match(sequence.block_hashes, parent.root, sequence.token_ids)
+
+    def _find_block(self, sequence: LiveSequence) -> bool:
+        """Make sure a block is free, preempting from the end of the order; False if that came to `sequence` itself."""
+        while not self._pool.num_free:
+            victim = self._running[-1]
+            victim.num_displaced += 1
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _make_way(self) -> None:
+        """Start waiting sequences that are more urgent than the least urgent running ones, preempting those.
+
+        Only a better priority value displaces, never an earlier arrival, and only if that makes enough room.
+        """
+        while self._running and (head := self._waiting.peek()) is not None and not head.num_in_flight:
+            urgency = head.rank[0]
+            if self._running[-1].rank[0] <= urgency:
+                return
+            budget = self._budget()
+            less_urgent = [s for s in self._running if s.rank[0] > urgency]
+            house = self._house()
+            house.num_running -= len(less_urgent)
+            house.num_free += sum(self._pool.num_held_once(s.block_table) for s in less_urgent)
+            need = self._need(head, self._match(head), budget)
+            if why_not_ready(head, house) is not None or why_not_fit(head, need, house) is not None:
+                return
+            while not self._start(head, budget):
+                if not less_urgent:
+                    return
+                self._preempt(less_urgent.pop())
+
+    # Booking results.
+
+    def _take_launched(self, step: ScheduledStep, result_id: int) -> Draft:
+        oldest = next(iter(self._launched), None)
+        if not step.step_id == result_id == oldest:
+            raise RuntimeError(f"step {step.step_id} booked with result {result_id}, but step {oldest} is next")
+        return self._launched.pop(step.step_id)
+
+    def _accept(self, sequence: LiveSequence, sampled: SampledTokens | None, now: float) -> SequenceOutput:
+        """Append the sampled tokens up to the end of the sequence, if it comes."""
+        if sampled is None or not sampled.token_ids:
+            return self._end_with_error(sequence, "the worker returned no token for this sequence")
+        reason, count = None, 0
+        for token in sampled.token_ids:
+            reason = append_token(sequence, token)
+            count += 1
+            if reason is not None:
+                break
+        self._counters.totals.generation_tokens += count
+        timing = sequence.timing
+        timing.first_token = timing.first_token or now
+        timing.last_token = now
+        if reason is not None:
+            self._end(sequence, reason)
+        logprobs = None if sampled.logprobs is None else sampled.logprobs[:count]
+        return news(sequence, sampled.token_ids[:count], logprobs)
+
+    def _confirm(self, sequence: LiveSequence, end: int) -> None:
+        """Believe that the K/V of the first `end` tokens is written: publish full blocks, let the siblings go."""
+        parent = sequence.parent
+        num_full, done = end // self._block_size, sequence.num_published
+        if num_full > done:
+            sequence.num_published = num_full
+            if parent.root is not None:
+                self._cache.extend(sequence.block_hashes, parent.root, sequence.token_ids, num_full)
+                self._cache.publish(sequence.block_table[done:num_full], sequence.block_hashes[done:num_full])
+        if parent.deferred and end >= parent.num_shared_tokens:
+            num_shared = parent.num_shared_tokens // self._block_size
+            for sibling in parent.deferred:
+                sibling.block_hashes = sequence.block_hashes[:num_shared]
+                self._waiting.add(sibling)
+            parent.deferred = []
+
+    def _measure(self, draft: Draft, seconds: float) -> None:
+        budget = draft.budget
+        self._counters.count_step(budget.num_tokens, seconds)
+        if self.options.step_time_target:
+            self._times.observe(budget.num_tokens, budget.num_pairs, seconds, has_prefill=budget.has_prefill)
+
+    # Changes of state. Each sequence is in exactly one place: running, waiting or its parent's deferred list.
+
+    def _enter(self, request: Request, order: int) -> LiveRequest:
+        """The record of a new request: which blocks it may share with whom."""
+        params = request.params
+        shares = self.options.enable_prefix_caching
+        reads = shares and params.reads_prefix_cache
+        # Choices always share the prompt among themselves, under a key of their own if not with others.
+        is_private = params.n > 1 and not reads
+        root = None
+        if shares or is_private:
+            root = PrefixKey(
+                identity=self._identity,
+                block_size=self._block_size,
+                generation=self._generation,
+                cache_salt=request.cache_salt,
+                private=order if is_private else None,
+            ).digest()
+        num_shared = (len(request.prompt_token_ids) - 1) // self._block_size * self._block_size if params.n > 1 else 0
+        return LiveRequest(request, root, reads or is_private, is_private, num_shared_tokens=num_shared)
+
+    def _preempt(self, sequence: LiveSequence) -> None:
+        """Running to waiting: blocks and slot go, tokens stay."""
+        self._release(sequence)
+        sequence.status = SequenceStatus.WAITING
+        sequence.num_preemptions += 1
+        self._counters.totals.num_preemptions += 1
+        self._waiting.add(sequence)
+
+    def _release(self, sequence: LiveSequence) -> None:
+        """Take a running sequence's place in the order, its slot and its blocks."""
+        del self._running[bisect_left(self._running, sequence.rank, key=_by_rank)]
+        blocks, sequence.block_table = sequence.block_table, []
+        self._pool.free(blocks)
+        slot, sequence.slot = sequence.slot, None
+        assert slot is not None
+        self._free_slots.append(slot)
+        if sequence.is_started:
+            self._freed_slots.append(slot)
+        sequence.is_started = False
+        sequence.stay += 1
+        sequence.num_computed_tokens = 0
+
+    def _end_with_error(self, sequence: LiveSequence, message: str) -> SequenceOutput:
+        self._end(sequence, FinishReason.ERROR)
+        return news(sequence, [], error=message)
+
+    def _end(self, sequence: LiveSequence, reason: FinishReason) -> None:
+        """Whatever state to finished. If it led siblings that still wait for its prompt, the next one leads."""
+        parent = sequence.parent
+        was_deferred = sequence in parent.deferred
+        if sequence.status is SequenceStatus.RUNNING:
+            self._release(sequence)
+        elif was_deferred:
+            parent.deferred.remove(sequence)
+        else:
+            self._waiting.remove(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        sequence.finish_reason = reason
+        self._counters.num_live -= 1
+        del parent.live[sequence.index]
+        if parent.deferred and not was_deferred:
+            self._waiting.add(parent.deferred.pop(0))
+        if not parent.live:
+            del self._requests[sequence.request.request_id]
+            self._counters.leave(parent)
