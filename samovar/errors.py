@@ -1,14 +1,14 @@
 """The exception tree. Every error a user can cause names the thing, the value, and what to do.
 
-    SamovarError
-    ├── ValidationError          a request or parameter is wrong          HTTP 400
-    │   ├── NotFoundError        a named model or object does not exist   HTTP 404
-    │   └── TooLargeError        a body or list is over its limit         HTTP 413
-    ├── ConfigError              a flag or config file is wrong           exit code 2
-    ├── CheckpointError          a checkpoint is missing, damaged or does not fit the model
-    ├── MemoryPlanError          the model does not fit; says the smallest change that helps
-    ├── OverloadedError          a queue limit is reached; retry later    HTTP 503
-    └── EngineDeadError          the engine process died or is stuck      HTTP 503
+SamovarError
+├── ValidationError          a request or parameter is wrong          HTTP 400
+│   ├── NotFoundError        a named model or object does not exist   HTTP 404
+│   └── TooLargeError        a body or list is over its limit         HTTP 413
+├── ConfigError              a flag or config file is wrong           exit code 2
+├── CheckpointError          a checkpoint is missing, damaged or does not fit the model
+├── MemoryPlanError          the model does not fit; says the smallest change that helps
+├── OverloadedError          a queue limit is reached; retry later    HTTP 503
+└── EngineDeadError          the engine process died or is stuck      HTTP 503
 """
 
 from __future__ import annotations

@@ -116,6 +116,10 @@ def check_routing(priority: int, cache_salt: str | None, limits: RequestLimits) 
     if isinstance(priority, bool) or not isinstance(priority, int) or not MIN_PRIORITY <= priority <= MAX_PRIORITY:
         _refuse("priority", priority, f"must be a 64-bit integer, got {priority!r}")
     if priority and not limits.allows_priority:
-        _refuse("priority", priority, "this server schedules first come, first served; start it with --scheduling-policy priority")
+        _refuse(
+            "priority",
+            priority,
+            "this server schedules first come, first served; start it with --scheduling-policy priority",
+        )
     if cache_salt is not None and not 1 <= len(cache_salt) <= MAX_SALT_CHARS:
         _refuse("cache_salt", len(cache_salt), f"must have 1 to {MAX_SALT_CHARS} characters, got {len(cache_salt)}")

@@ -55,12 +55,9 @@ _SLASHED_MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 _TEKKEN = _cased("", r"\p{N}", _SLASHED_MARKS)
 _O200K = _cased(_ENDINGS + "?", r"\p{N}{1,3}", _SLASHED_MARKS)
 _YOUTU = _cased(_ENDINGS + "?", r"\p{N}", _SLASHED_MARKS)
-_KIMI = (
-    r"\p{Han}+|"
-    + _cased(_ENDINGS + "?", r"\p{N}{1,3}", _MARKS)
-    .replace(_UPPER, _UPPER[:-1] + r"&&[^\p{Han}]]")
-    .replace(_LOWER, _LOWER[:-1] + r"&&[^\p{Han}]]")
-)
+_KIMI = r"\p{Han}+|" + _cased(_ENDINGS + "?", r"\p{N}{1,3}", _MARKS).replace(
+    _UPPER, _UPPER[:-1] + r"&&[^\p{Han}]]"
+).replace(_LOWER, _LOWER[:-1] + r"&&[^\p{Han}]]")
 _BLOOM = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 _FALCON_MARKS = r"[\p{P}\$\+<=>\^~\|`]+"
 _DEFAULT_MARKS = r"[\p{P}\$\+<=>\^~\|]+"
@@ -76,7 +73,8 @@ _DEEPSEEK_LETTERS = (
     "\u2134\u2139\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3"
     "\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17"
     "\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-"
-    "\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943")
+    "\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
 _DEEPSEEK_LLM = (
     r"[\r\n]",
     rf"\s?[{_DEEPSEEK_LETTERS}]+",

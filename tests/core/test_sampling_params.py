@@ -32,7 +32,10 @@ BAD_VALUES: list[tuple[str, Any]] = [
     *(("max_tokens", v) for v in (-1, 1.5, "4", True)),
     *(("min_tokens", v) for v in (-1, 1.5, 17)),
     *((name, v) for name in ("logprobs", "prompt_logprobs") for v in (-2, 1.5, "1", True)),
-    *(("logit_bias", v) for v in ({"AI": 1}, {"1.5": 1}, {"": 1}, {" 7": 1}, {"1": "x"}, {"1": math.nan}, [1], {True: 1})),
+    *(
+        ("logit_bias", v)
+        for v in ({"AI": 1}, {"1.5": 1}, {"": 1}, {" 7": 1}, {"1": "x"}, {"1": math.nan}, [1], {True: 1})
+    ),
     *(("allowed_token_ids", v) for v in ([], ["a"], [1.0])),
     *(("stream_interval", v) for v in (0, -1, 1.5)),
 ]
@@ -91,7 +94,11 @@ def test_model_dependent_limits(name: str, changes: dict[str, Any]) -> None:
     assert caught.value.parameter == name
 
 
-@given(asked=st.one_of(st.none(), st.integers(1, 500)), prompt=st.integers(1, 63), ceiling=st.one_of(st.none(), st.integers(1, 80)))
+@given(
+    asked=st.one_of(st.none(), st.integers(1, 500)),
+    prompt=st.integers(1, 63),
+    ceiling=st.one_of(st.none(), st.integers(1, 80)),
+)
 def test_max_tokens_always_fits_context_and_ceiling(asked: int | None, prompt: int, ceiling: int | None) -> None:
     """B004, B019: absent and over-large caps are clamped to the room left and to the operator's ceiling."""
     limits = RequestLimits(vocab_size=100, max_model_len=64, max_tokens_ceiling=ceiling)

@@ -42,11 +42,15 @@ def _control_count(tokenizer: FastTokenizer, ids: list[int]) -> int:
     return sum(tokenizer.is_special(i) for i in ids)
 
 
-def _prompt(template: ChatTemplate, tokenizer: FastTokenizer, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+def _prompt(
+    template: ChatTemplate, tokenizer: FastTokenizer, messages: list[dict[str, Any]], **options: Any
+) -> list[int]:
     return template.encode(tokenizer, template.render(messages, **options))
 
 
-@pytest.mark.parametrize("where", ["user", "system", "tool", "assistant", "name", "tools", "documents", "arguments", "key", "variable"])
+@pytest.mark.parametrize(
+    "where", ["user", "system", "tool", "assistant", "name", "tools", "documents", "arguments", "key", "variable"]
+)
 def test_no_forged_control_tokens(chatml: ChatTemplate, smollm2_tokenizer: FastTokenizer, where: str) -> None:
     """B152: control-token text from a client stays text, wherever it stands; its characters are all kept."""
 
@@ -99,8 +103,12 @@ def test_string_before_a_control_token(chatml: ChatTemplate, smollm2_tokenizer: 
 
 
 @settings(max_examples=60, deadline=None)
-@given(text=st.text(st.sampled_from("ab <|>_\n世é\U00100000") | st.characters(codec="utf-8"), max_size=30), data=st.data())
-def test_ordinary_text_is_as_without_protection(smollm2_tokenizer: FastTokenizer, text: str, data: st.DataObject) -> None:
+@given(
+    text=st.text(st.sampled_from("ab <|>_\n世é\U00100000") | st.characters(codec="utf-8"), max_size=30), data=st.data()
+)
+def test_ordinary_text_is_as_without_protection(
+    smollm2_tokenizer: FastTokenizer, text: str, data: st.DataObject
+) -> None:
     """B152: everything but the forged tokens is tokenized as the whole rendered text would be, in one pass."""
     template = _chatml(smollm2_tokenizer)
     rendered = template.render([{"role": "user", "content": text}])
@@ -296,7 +304,10 @@ def test_dialect() -> None:
         "{{ {'b': '<é>'} | tojson }}{{ {'b': 1} | tojson(indent=1) }}{{ strftime_now('%Y') | length }}"
         "{{ dict(a=1).a }}{% set n = namespace(x=1) %}{{ n.x }}"
     )
-    assert ChatTemplate({"default": source}).render([{"role": "user", "content": "x"}]).text == 'a01{"b": "<é>"}{\n "b": 1\n}411'
+    assert (
+        ChatTemplate({"default": source}).render([{"role": "user", "content": "x"}]).text
+        == 'a01{"b": "<é>"}{\n "b": 1\n}411'
+    )
 
 
 def test_developer_role(chatml: ChatTemplate) -> None:
@@ -328,7 +339,11 @@ def test_where_templates_come_from(tmp_path: Path) -> None:
     description = _folder(tmp_path, chat_template="{{ bos_token }}A", bos_token={"content": "<s>"})
     loaded = load_chat_template(description)
     assert loaded is not None and loaded.render(hello).text == "<s>A"
-    named = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}, {"name": "rag", "template": "R"}]
+    named = [
+        {"name": "default", "template": "D"},
+        {"name": "tool_use", "template": "T"},
+        {"name": "rag", "template": "R"},
+    ]
     description = _folder(tmp_path, chat_template=named)
     loaded = load_chat_template(description)
     assert loaded is not None
@@ -355,7 +370,9 @@ def test_template_of_a_gguf(vocabularies: Path, smollm2_tokenizer: FastTokenizer
     template = load_chat_template(description)
     assert template is not None
     rendered = template.with_tokenizer(smollm2_tokenizer).render([{"role": "user", "content": "Hi"}])
-    assert isinstance(rendered, RenderedPrompt) and rendered.text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    assert isinstance(rendered, RenderedPrompt) and rendered.text.endswith(
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
     path = vocabularies / "ggml-vocab-command-r.gguf"
     template = load_chat_template(ModelDescription(path=path, format="gguf", architecture="X", config={}))
     assert template is not None and set(template.sources) == {"default", "tool_use", "rag"}

@@ -14,7 +14,16 @@ from samovar.text.gguf_tokenizer import load_gguf
 from samovar.text.tokenizer import Tokenizer
 from tests.text.byte_tokenizer import ByteTokenizer
 
-PIECES = [b" the", "世".encode(), "世界".encode()[:4], b"\x80\x81", b"\xf0\x9f", " \U0001f642".encode()[1:], b"", b"\xed\xa0\x80"]
+PIECES = [
+    b" the",
+    "世".encode(),
+    "世界".encode()[:4],
+    b"\x80\x81",
+    b"\xf0\x9f",
+    " \U0001f642".encode()[1:],
+    b"",
+    b"\xed\xa0\x80",
+]
 BYTES = ByteTokenizer(PIECES, ["<a>", "<b>"])
 
 
@@ -23,7 +32,11 @@ def stream(tokenizer: Tokenizer, ids: list[int], **options: bool) -> list[str]:
     return [*map(detokenizer.feed, ids), detokenizer.flush()]
 
 
-@given(st.lists(st.integers(-2, BYTES.vocab_size + 3) | st.sampled_from([0xE4, 0xB8, 0x96, 0xF0, 0x9F, 0x80, 0xC3]), max_size=60))
+@given(
+    st.lists(
+        st.integers(-2, BYTES.vocab_size + 3) | st.sampled_from([0xE4, 0xB8, 0x96, 0xF0, 0x9F, 0x80, 0xC3]), max_size=60
+    )
+)
 def test_streamed_is_whole(ids: list[int]) -> None:
     """B046, B047, B055: any ids, unknown ones too: streamed == decoded at once == Python's UTF-8 decoder."""
     for skip in (True, False):

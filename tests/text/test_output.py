@@ -28,7 +28,9 @@ def request(**params: Any) -> Request:
     )
 
 
-def outputs(ids: list[int], sizes: list[int], finish: FinishReason | None, stop_reason: int | None = None) -> list[SequenceOutput]:
+def outputs(
+    ids: list[int], sizes: list[int], finish: FinishReason | None, stop_reason: int | None = None
+) -> list[SequenceOutput]:
     """The ids in groups; the last group carries the end."""
     groups: list[list[int]] = []
     rest = list(ids)
@@ -100,7 +102,10 @@ def test_engine_ended_already() -> None:
 def test_choices_are_apart() -> None:
     """B035: every choice has its own buffers."""
     pipeline = RequestPipeline(TOKENIZER, request(n=2, temperature=1.0, stop=["ab"]))
-    events = [pipeline.feed(SequenceOutput("r", index, [token])) for index, token in ((0, 0x61), (1, 0x62), (1, 0x63), (0, 0x62))]
+    events = [
+        pipeline.feed(SequenceOutput("r", index, [token]))
+        for index, token in ((0, 0x61), (1, 0x62), (1, 0x63), (0, 0x62))
+    ]
     assert [e.text for e in events if e is not None] == ["", "b", "c", ""]
     assert pipeline.take_stopped() == [0] and not pipeline.is_finished
 
@@ -128,14 +133,19 @@ def test_held_back_text_comes_with_the_end() -> None:
 
 def test_no_delay_with_long_stops() -> None:
     """B032: each token's text is in its own event when no stop string can have begun."""
-    events = run(RequestPipeline(TOKENIZER, request(stop=["z" * 40])), outputs([*b"hello"], [1] * 5, FinishReason.LENGTH))
+    events = run(
+        RequestPipeline(TOKENIZER, request(stop=["z" * 40])), outputs([*b"hello"], [1] * 5, FinishReason.LENGTH)
+    )
     assert [event.text for event in events] == list("hello")
 
 
 def test_min_tokens_and_stop_strings() -> None:
     """B041, B043: no stop string counts in the first min_tokens tokens; one that lies behind them does."""
     for text, shown in ((b"aXbXcXd", "aXbXc"), (b"aXbcdX", "aXbcd"), (b"XXXX", "XXXX")):
-        events = run(RequestPipeline(TOKENIZER, request(stop=["X"], min_tokens=4)), outputs([*text], [1] * 9, FinishReason.LENGTH))
+        events = run(
+            RequestPipeline(TOKENIZER, request(stop=["X"], min_tokens=4)),
+            outputs([*text], [1] * 9, FinishReason.LENGTH),
+        )
         assert "".join(event.text for event in events) == shown
         assert sum(len(event.token_ids) for event in events) >= 4
 

@@ -99,7 +99,9 @@ def test_without_tokenizer_or_template() -> None:
     refused("messages", door.from_messages, [{"role": "user", "content": "a"}])
     refused("stop", door.from_ids, [1], SamplingParams(stop=["a"]))
     refused("bad_words", door.from_ids, [1], SamplingParams(bad_words=["a"]))
-    assert "chat template" in refused("messages", preparer(template=None).from_messages, [{"role": "user", "content": "a"}])
+    assert "chat template" in refused(
+        "messages", preparer(template=None).from_messages, [{"role": "user", "content": "a"}]
+    )
 
 
 def test_bad_words(smollm2_tokenizer: FastTokenizer, spm_tokenizer: FastTokenizer) -> None:
@@ -163,7 +165,10 @@ def test_request_templates() -> None:
     """B148: another template for one request; a broken one is the client's error, as are bad variable names."""
     door = preparer()
     messages = [{"role": "user", "content": "a"}]
-    assert bytes(door.from_messages(messages, chat_template="T{{ x }}", template_variables={"x": 1}).prompt_token_ids) == b"T1"
+    assert (
+        bytes(door.from_messages(messages, chat_template="T{{ x }}", template_variables={"x": 1}).prompt_token_ids)
+        == b"T1"
+    )
     refused("chat_template", door.from_messages, messages, chat_template="{% if %}")
     refused("chat_template_kwargs", door.from_messages, messages, template_variables={"a b": 1})
     for name in ("messages", "tools", "self", "chat_template", "continue_final_message"):

@@ -16,7 +16,7 @@ TOOLS = [
         "type": "function",
         "function": {
             "name": "get_weather",
-            "description": "Weather <now> & \"here\" für 世界",
+            "description": 'Weather <now> & "here" für 世界',
             "parameters": {
                 "type": "object",
                 "properties": {
@@ -28,11 +28,18 @@ TOOLS = [
             },
         },
     },
-    {"type": "function", "function": {"name": "stop", "description": "", "parameters": {"type": "object", "properties": {}}}},
+    {
+        "type": "function",
+        "function": {"name": "stop", "description": "", "parameters": {"type": "object", "properties": {}}},
+    },
 ]
-CALL = {"id": "call12345", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}}
+CALL = {
+    "id": "call12345",
+    "type": "function",
+    "function": {"name": "get_weather", "arguments": {"city": "Paris", "days": 2}},
+}
 CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
-    "one": [{"role": "user", "content": "Hi é 世界 <b>\"x\"</b>"}],
+    "one": [{"role": "user", "content": 'Hi é 世界 <b>"x"</b>'}],
     "system": [{"role": "system", "content": " Be nice. "}, {"role": "user", "content": "Hi\n\n"}],
     "turns": [
         {"role": "system", "content": "Be nice."},

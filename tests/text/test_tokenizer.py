@@ -35,7 +35,9 @@ def same_as_transformers(folder: Path) -> FastTokenizer:
     settings = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
     names = {k: v["content"] if isinstance(v, dict) else v for k, v in settings.items() if k.endswith("_token") and v}
     names = {k: v for k, v in names.items() if isinstance(v, str)}
-    theirs = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), clean_up_tokenization_spaces=False, **names)
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), clean_up_tokenization_spaces=False, **names
+    )
     ours = load_tokenizer(description(folder))
     assert isinstance(ours, FastTokenizer)
     for text in TEXTS:
@@ -71,7 +73,14 @@ def test_unigram_folder(tmp_path: Path) -> None:
     """A unigram tokenizer.json with a SentencePiece-like space."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-    pieces = [("<unk>", 0.0), ("</s>", 0.0), *((chr(c), -9.0) for c in range(33, 127)), ("▁", -3.0), ("▁a", -1.0), ("lo", -2.0)]
+    pieces = [
+        ("<unk>", 0.0),
+        ("</s>", 0.0),
+        *((chr(c), -9.0) for c in range(33, 127)),
+        ("▁", -3.0),
+        ("▁a", -1.0),
+        ("lo", -2.0),
+    ]
     backend = Tokenizer(models.Unigram(pieces, 0, False))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
@@ -91,7 +100,9 @@ def test_bos_settings(tmp_path: Path, adds: bool | None) -> None:
     """B146: add_bos_token of tokenizer_config.json is obeyed; a BOS written in the text is not doubled."""
     write_tokenizer(tmp_path)
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "bos_token": "<|im_start|>", "add_bos_token": adds}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({**settings, "bos_token": "<|im_start|>", "add_bos_token": adds})
+    )
     tokenizer = load_tokenizer(description(tmp_path))
     bos = tokenizer.bos_token_id
     assert bos is not None
@@ -208,7 +219,13 @@ def test_matching_of_many_texts() -> None:
     """Leftmost, then longest; any number and length of texts; beginnings and unfinished tails."""
     texts = ["<a>", "<a>b", "<", "x" * 5000, "a.c"]
     pattern = any_of(texts)
-    assert [m[0] for m in pattern.finditer("<a>b<a>c<" + "x" * 5000 + "abc a.c")] == ["<a>b", "<a>", "<", "x" * 5000, "a.c"]
+    assert [m[0] for m in pattern.finditer("<a>b<a>c<" + "x" * 5000 + "abc a.c")] == [
+        "<a>b",
+        "<a>",
+        "<",
+        "x" * 5000,
+        "a.c",
+    ]
     assert any_of([]).search("anything") is None
     starts = beginnings(["<end>"])
     assert starts == {"<", "<e", "<en", "<end"}

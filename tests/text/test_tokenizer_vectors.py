@@ -12,7 +12,17 @@ from samovar.text.gguf_tokenizer import load_gguf
 from tests.weights.package_files import GEMMA3, QWEN25_CODER, PackagedModel, fetch
 
 SETS = (
-    *("bert-bge", "command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4", "gpt-2", "llama-bpe", "llama-spm"),
+    *(
+        "bert-bge",
+        "command-r",
+        "deepseek-coder",
+        "deepseek-llm",
+        "falcon",
+        "gemma-4",
+        "gpt-2",
+        "llama-bpe",
+        "llama-spm",
+    ),
     *("mpt", "phi-3", "qwen2", "qwen35", "refact", "starcoder"),
 )
 OTHERS = ("aquila", "baichuan", "gpt-neox", "nomic-bert-moe")
