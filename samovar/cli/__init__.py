@@ -1,0 +1,1 @@
+"""The `samovar` command. Each subcommand is imported only when named; nothing here loads torch at import."""

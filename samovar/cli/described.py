@@ -1,0 +1,40 @@
+"""From a command's settings to what can be known without loading weights: files, description, device, decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from samovar.cli.output import ProgressLine
+from samovar.config.checkpoint import describe
+from samovar.config.description import ModelDescription
+from samovar.config.engine import EngineConfig
+from samovar.config.groups import ModelConfig
+from samovar.config.resolve import Resolved, resolve
+from samovar.config.rules import check_request
+from samovar.core.device_facts import DeviceFacts
+from samovar.hardware.device import probe
+from samovar.hub.locate import locate
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A model as its headers and this machine describe it."""
+
+    description: ModelDescription
+    facts: DeviceFacts
+    resolved: Resolved
+
+
+def fetch(model: ModelConfig) -> Path:
+    """The model's files, downloaded with a progress line if they are not here."""
+    with ProgressLine(f"downloading {model.model}", is_bytes=True) as progress:
+        return locate(model, progress=progress)
+
+
+def look_up(config: EngineConfig) -> Described:
+    """Find, describe, probe and resolve. Raises what each of these raises."""
+    check_request(config)
+    description = describe(fetch(config.model), config.model)
+    facts = probe(config.device.device)
+    return Described(description, facts, resolve(config, description, facts))

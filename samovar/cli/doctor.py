@@ -1,0 +1,141 @@
+"""Says what this machine offers and what Samovar will use of it, and why; safe to paste into a report."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from samovar.cli.output import size, table
+from samovar.config.field import VARIABLES, Group, cache_root, field, variable
+from samovar.config.load import Settings
+from samovar.core.device_facts import DeviceFacts
+from samovar.hardware.device import probe
+from samovar.hub.aliases import ALIASES
+from samovar.hub.download import alias_path, is_cached
+
+USAGE = "samovar doctor [--json]"
+POSITIONAL = None
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "gguf",
+    "fastapi",
+    "uvicorn",
+    "msgspec",
+    "pyzmq",
+    "numpy",
+)
+OPTIONAL = ("triton", "flashinfer-python", "flash-attn-4", "mistral-common", "llguidance", "xgrammar")
+SECRET = ("KEY", "TOKEN")
+
+
+class DoctorOptions(Group):
+    """The form of the answer."""
+
+    json: bool = field(default=False)
+    """Print one JSON object instead of tables."""
+
+
+OPTIONS = (DoctorOptions,)
+
+
+def run(settings: Settings) -> int:
+    """Look at everything and print it; never fails because something is missing."""
+    facts = probe("auto")
+    sections = {
+        "system": system(facts),
+        "packages": packages(),
+        "caches": caches(),
+        "variables": variables(),
+        "what will be used": verdicts(facts),
+    }
+    if settings[DoctorOptions].json:
+        print(json.dumps(sections, indent=2))
+        return 0
+    for title, rows in sections.items():
+        print(f"{title}\n{table([[name, text] for name, text in rows.items()])}\n")
+    return 0
+
+
+def system(facts: DeviceFacts) -> dict[str, str]:
+    """Machine, device, memory and compiler."""
+    compiler = find_compiler()
+    return {
+        "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
+        "python": f"{platform.python_version()} at {sys.executable}",
+        "device": f"{facts.kind}: {facts.name}",
+        "architecture": facts.architecture,
+        "threads": f"{facts.num_threads} physical cores may be used",
+        "memory": f"{size(facts.available_bytes)} of {size(facts.total_bytes)} available",
+        "compiler": compiler or "none found (c++, g++, clang++, or the variable CXX)",
+    }
+
+
+def find_compiler() -> str | None:
+    """Path of the C++ compiler, None if there is none."""
+    for name in (variable("CXX"), "c++", "g++", "clang++"):
+        if name and (path := shutil.which(name)):
+            return path
+    return None
+
+
+def packages() -> dict[str, str]:
+    """Versions of what the engine is built on; optional packages are named when present."""
+    found = {name: _version(name) for name in (*PACKAGES, *OPTIONAL)}
+    return {name: text or "missing" for name, text in found.items() if text or name in PACKAGES}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def caches() -> dict[str, str]:
+    """Where downloads are kept, and which of the embedded models are there."""
+    root = cache_root()
+    rows = {"folder": f"{root}, {size(shutil.disk_usage(_existing(root)).free)} free"}
+    for name, alias in ALIASES.items():
+        path = alias_path(alias, root)
+        rows[name] = str(path) if is_cached(alias, root) else f"not there ({size(alias.size)}; samovar pull {name})"
+    return rows
+
+
+def _existing(path: Path) -> Path:
+    """The folder, or its nearest parent that exists."""
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def variables() -> dict[str, str]:
+    """The documented variables that are set; keys and tokens are not shown."""
+    rows = {}
+    for name in VARIABLES:
+        if (value := variable(name)) is not None:
+            rows[name] = "(set)" if name.endswith(SECRET) else value
+    return rows or {"none": "no documented variable is set"}
+
+
+def verdicts(facts: DeviceFacts) -> dict[str, str]:
+    """What follows for a model."""
+    if facts.kind == "cuda":
+        dtype = "bfloat16" if facts.has_fast_bf16 else "float16"
+    else:
+        dtype = (
+            f"bfloat16 ({facts.architecture} multiplies it in hardware)"
+            if facts.has_fast_bf16
+            else "float32 (no fast bfloat16)"
+        )
+    return {
+        "dtype": dtype,
+        "kernels": "plain torch; `samovar routes MODEL` lists each operation",
+        "memory": "`samovar plan MODEL` says what fits",
+    }

@@ -1,0 +1,130 @@
+"""The `samovar` command: the table of subcommands, and errors as one line. A subcommand is imported when it is named."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import sys
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from samovar.config.field import Group
+from samovar.config.load import HelpAsked, Settings, load
+from samovar.errors import ConfigError, SamovarError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "serve": ("samovar.cli.serve", "serve a model over the OpenAI API"),
+    "chat": ("samovar.cli.chat", "talk to a model, in a server or started here"),
+    "complete": ("samovar.cli.complete", "continue a text"),
+    "generate": ("samovar.cli.generate", "answer a file of prompts into a JSONL file"),
+    "plan": ("samovar.cli.plan", "say what memory a model needs, without loading it"),
+    "routes": ("samovar.cli.routes", "say which implementation computes each operation, and why"),
+    "doctor": ("samovar.cli.doctor", "say what this machine offers and what will be used"),
+    "pull": ("samovar.cli.pull", "download a model now, to use it later without a network"),
+    "bench": ("samovar.cli.bench", "measure: startup, latency, throughput, or serve (a running server)"),
+}
+"""Name -> module and what it does."""
+
+BENCHES: dict[str, tuple[str, str]] = {
+    "startup": ("samovar.cli.bench.startup", "seconds from the command to ready and to the first token"),
+    "latency": ("samovar.cli.bench.latency", "seconds for one fixed batch"),
+    "throughput": ("samovar.cli.bench.throughput", "tokens per second over many prompts given at once"),
+    "serve": ("samovar.cli.bench.serve", "a running server under a load of requests"),
+}
+"""Subcommands of `bench`."""
+
+ALIASES = {"collect-env": "doctor"}
+
+HINT = " `samovar --version` prints the version.\nTo begin: samovar serve smollm2"
+
+FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+"""Exit codes: the command failed; a flag or argument is wrong; Ctrl-C."""
+
+
+class Command(Protocol):
+    """What a subcommand's module has."""
+
+    USAGE: str
+    OPTIONS: tuple[type[Group], ...]
+    POSITIONAL: str | None
+    """The setting that the first argument sets."""
+
+    def run(self, settings: Settings) -> int: ...
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    words = list(sys.argv[1:] if words is None else words)
+    try:
+        return _dispatch(words)
+    except SamovarError as error:
+        if _wants_traceback(words):
+            raise
+        print(f"samovar: {error}", file=sys.stderr)
+        return MISUSED if isinstance(error, ConfigError) else FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output left (`samovar ... | head`): keep Python from failing again while it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+def _dispatch(words: list[str]) -> int:
+    name = words[0] if words else "--help"
+    if name in ("-v", "-V", "--version", "version"):
+        from samovar import __version__
+
+        print(__version__)
+        return 0
+    if name == "bench":
+        return _choose("samovar bench", BENCHES, words[1:], "")
+    return _choose("samovar", COMMANDS, words, HINT)
+
+
+def _choose(program: str, commands: dict[str, tuple[str, str]], words: list[str], hint: str) -> int:
+    """Run the command that the first word names, or list them."""
+    name = ALIASES.get(words[0], words[0]) if words else "--help"
+    if name in ("-h", "--help", "help"):
+        print(overview(program, commands) + hint)
+        return 0
+    if name not in commands:
+        raise ConfigError(_unknown(name, commands))
+    return run_command(cast(Command, importlib.import_module(commands[name][0])), words[1:])
+
+
+def run_command(command: Command, words: Sequence[str]) -> int:
+    """Load a command's settings from its words and run it, or print its help."""
+    try:
+        settings = load(words, command.OPTIONS, positional=command.POSITIONAL)
+    except HelpAsked as asked:
+        from samovar.cli.help import command_help
+
+        print(command_help(command.USAGE, command.__doc__ or "", command.OPTIONS, asked.topic))
+        return 0
+    if settings.arguments:
+        raise ConfigError(f"unexpected argument {settings.arguments[0]!r}; usage: {command.USAGE}")
+    return command.run(settings)
+
+
+def overview(program: str, commands: dict[str, tuple[str, str]]) -> str:
+    """The list of commands."""
+    rows = "\n".join(f"  {name:<10} {summary}" for name, (_, summary) in commands.items())
+    return f"usage: {program} COMMAND [arguments]\n\ncommands:\n{rows}\n\n`{program} COMMAND --help` lists a command's flags."
+
+
+def _unknown(name: str, commands: dict[str, tuple[str, str]]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, commands, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(commands)}"
+    return f"unknown command {name!r}; {hint}"
+
+
+def _wants_traceback(words: Sequence[str]) -> bool:
+    return "--log-level=debug" in words or ("--log-level", "debug") in itertools.pairwise(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""Serve a model over the OpenAI API. Downloads it first if it is not here."""
+
+from __future__ import annotations
+
+from samovar.cli.described import fetch
+from samovar.config.groups import (
+    CacheConfig,
+    DeviceConfig,
+    ModelConfig,
+    SchedulerConfig,
+    ServerConfig,
+    SourceConfig,
+)
+from samovar.config.load import Settings
+from samovar.config.rules import check_request, check_server
+
+USAGE = "samovar serve [MODEL] [flags]"
+POSITIONAL = "model"
+OPTIONS = (SourceConfig, ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig, ServerConfig)
+
+
+def run(settings: Settings) -> int:
+    """Check everything that can be checked now, bring the model, then serve until told to stop."""
+    engine, server = settings.engine, settings[ServerConfig]
+    check_request(engine)
+    check_server(server)
+    fetch(engine.model)
+    # The HTTP stack takes a quarter of a second to import: --help and wrong flags do not pay for it.
+    from samovar.server.run import serve
+
+    return serve(engine, server)

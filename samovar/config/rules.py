@@ -1,0 +1,166 @@
+"""Rules over several settings, one function each; every message names both settings and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from samovar.config.description import ModelDescription
+from samovar.config.engine import EngineConfig
+from samovar.config.groups import ServerConfig
+from samovar.core.device_facts import DeviceFacts
+from samovar.errors import ConfigError
+
+
+def no_remote_code(config: EngineConfig) -> str | None:
+    """Code of a model repository is never run."""
+    if config.model.trust_remote_code:
+        return "--trust-remote-code: no code is ever run from a model repository; leave the flag out"
+    return None
+
+
+def one_device(config: EngineConfig) -> str | None:
+    """Tensor parallelism does not exist yet."""
+    if (size := config.device.tensor_parallel_size) > 1:
+        return f"--tensor-parallel-size {size} is not available yet: one device per engine; run several servers behind a balancer"
+    return None
+
+
+def format_from_checkpoint(config: EngineConfig) -> str | None:
+    """The weight format is what the checkpoint says."""
+    if (name := config.model.quantization) not in (None, "gguf"):
+        return f"--quantization {name} is not available yet: quantized weights are read from GGUF files only; leave the flag out"
+    return None
+
+
+def no_determinism_yet(config: EngineConfig) -> str | None:
+    """Batch-invariant kernels do not exist yet."""
+    if config.device.deterministic:
+        return "--deterministic is not available yet: no kernel is batch-invariant; requests with a seed repeat at equal batch sizes"
+    return None
+
+
+def one_memory_budget(config: EngineConfig) -> str | None:
+    """Two spellings of one budget may not both be given."""
+    cache = config.cache
+    if (
+        cache.memory is not None
+        and cache.gpu_memory_utilization is not None
+        and cache.memory != f"{cache.gpu_memory_utilization:g}"
+    ):
+        return f"--memory {cache.memory} and --gpu-memory-utilization {cache.gpu_memory_utilization} set the same thing; give one"
+    return None
+
+
+def one_kv_size(config: EngineConfig) -> str | None:
+    """A number of blocks and a number of bytes both size the cache."""
+    cache = config.cache
+    if cache.kv_cache_memory_bytes is not None and cache.num_gpu_blocks_override is not None:
+        return (
+            f"--kv-cache-memory-bytes {cache.kv_cache_memory_bytes} and --num-gpu-blocks-override "
+            f"{cache.num_gpu_blocks_override} set the same thing; give one"
+        )
+    return None
+
+
+def whole_prompts_fit(config: EngineConfig) -> str | None:
+    """Without chunked prefill the longest prompt is one step."""
+    tokens, longest = config.scheduler.max_num_batched_tokens, config.model.max_model_len
+    if config.scheduler.enable_chunked_prefill or tokens is None or longest is None or tokens >= longest:
+        return None
+    return (
+        f"--no-enable-chunked-prefill needs --max-num-batched-tokens {tokens} to hold --max-model-len {longest}; "
+        "raise the first, lower the second, or allow chunks"
+    )
+
+
+def chunk_fits_batch(config: EngineConfig) -> str | None:
+    """A chunk limit above the step's budget would never bind."""
+    chunk, tokens = config.scheduler.long_prefill_token_threshold, config.scheduler.max_num_batched_tokens
+    if tokens is not None and chunk > tokens:
+        return f"--long-prefill-token-threshold {chunk} is more than --max-num-batched-tokens {tokens} and would never bind; lower it"
+    return None
+
+
+def device_is_there(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> str | None:
+    """The device asked for is the one that was probed."""
+    if config.device.device != facts.kind:
+        return f"--device {config.device.device}: this machine's device is {facts.kind} ({facts.name})"
+    return None
+
+
+def format_is_there(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> str | None:
+    """The format asked for is the one that was found."""
+    if config.model.load_format != description.format:
+        return f"--load-format {config.model.load_format}: {description.path} is {description.format}; use --load-format auto"
+    return None
+
+
+def context_within_model(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> str | None:
+    """Positions the model never saw need the rope settings changed knowingly."""
+    longest, own = config.model.max_model_len or 0, description.max_position_embeddings
+    if own and longest > own:
+        return (
+            f"--max-model-len {longest} is beyond the model's own {own} positions; lower it, or extend the model with "
+            f"--hf-overrides '{{\"max_position_embeddings\": {longest}, ...}}' and fitting rope settings"
+        )
+    return None
+
+
+REQUEST_RULES: tuple[Callable[[EngineConfig], str | None], ...] = (
+    no_remote_code,
+    one_device,
+    format_from_checkpoint,
+    no_determinism_yet,
+    one_memory_budget,
+    one_kv_size,
+    whole_prompts_fit,
+    chunk_fits_batch,
+)
+"""What can be said before the model and the machine are known."""
+
+RESULT_RULES: tuple[Callable[[EngineConfig, ModelDescription, DeviceFacts], str | None], ...] = (
+    device_is_there,
+    format_is_there,
+    context_within_model,
+)
+"""What can be said when nothing is open any more."""
+
+
+def check_request(config: EngineConfig) -> None:
+    """Raise `ConfigError` with the first broken rule; needs neither model nor machine."""
+    for rule in REQUEST_RULES:
+        if complaint := rule(config):
+            raise ConfigError(complaint)
+
+
+def check_result(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> None:
+    """Raise `ConfigError` with the first rule the resolved configuration breaks."""
+    for rule in RESULT_RULES:
+        if complaint := rule(config, description, facts):
+            raise ConfigError(complaint)
+    check_request(config)
+
+
+def no_empty_key(server: ServerConfig) -> str | None:
+    """An empty key would let everybody in."""
+    if any(not key.strip() for key in server.api_key):
+        return "--api-key must not be empty; leave the flag out to run without a key"
+    return None
+
+
+def one_address(server: ServerConfig) -> str | None:
+    """A Unix socket has no port."""
+    if server.uds is not None and (server.port != ServerConfig.port or server.host != ServerConfig.host):
+        return f"--uds {server.uds} listens on a Unix socket; leave out --host and --port"
+    return None
+
+
+SERVER_RULES: tuple[Callable[[ServerConfig], str | None], ...] = (no_empty_key, one_address)
+"""Rules of the HTTP front end."""
+
+
+def check_server(server: ServerConfig) -> None:
+    """Raise `ConfigError` with the first broken rule."""
+    for rule in SERVER_RULES:
+        if complaint := rule(server):
+            raise ConfigError(complaint)

@@ -1,0 +1,175 @@
+"""Every `auto` gets a value and a reason; rules over several settings name both."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samovar.config.description import ModelDescription
+from samovar.config.engine import ENGINE_GROUPS, EngineConfig, with_settings
+from samovar.config.groups import ServerConfig
+from samovar.config.resolve import DECIDERS, resolve
+from samovar.config.rules import REQUEST_RULES, RESULT_RULES, SERVER_RULES, check_request, check_server
+from samovar.core.device_facts import DeviceFacts
+from samovar.errors import ConfigError
+
+GIB = 1 << 30
+LAPTOP = DeviceFacts(
+    kind="cpu", name="A laptop", architecture="avx2", total_bytes=16 * GIB, available_bytes=12 * GIB, num_threads=8
+)
+SERVER = dataclasses.replace(LAPTOP, architecture="amx_bf16", has_fast_bf16=True, num_threads=32)
+GPU = dataclasses.replace(
+    LAPTOP,
+    kind="cuda",
+    name="A GPU",
+    architecture="sm_90",
+    total_bytes=140 * GIB,
+    has_fast_bf16=True,
+    has_fast_fp16=True,
+)
+OLD_GPU = dataclasses.replace(GPU, architecture="sm_70", total_bytes=16 * GIB, has_fast_bf16=False)
+MODEL = ModelDescription(
+    path=Path("model"),
+    format="safetensors",
+    architecture="LlamaForCausalLM",
+    config={"torch_dtype": "float16"},
+    vocab_size=1000,
+    max_position_embeddings=4096,
+)
+
+
+def settled(facts: DeviceFacts = LAPTOP, model: ModelDescription = MODEL, **settings: Any) -> dict[str, Any]:
+    config = resolve(with_settings(EngineConfig(), **settings), model, facts).config
+    return {n: getattr(getattr(config, key), n) for key, group in ENGINE_GROUPS.items() for n in group.settings}
+
+
+@pytest.mark.parametrize("facts", [LAPTOP, SERVER, GPU, OLD_GPU])
+def test_nothing_stays_open(facts: DeviceFacts) -> None:
+    values = settled(facts)
+    assert [n for n, v in values.items() if v == "auto"] == ["generation_config", "attention_backend"]
+    for name in ("max_model_len", "max_num_batched_tokens", "threads"):
+        assert values[name] is not None
+    assert values["step_time_target_ms"] > 0
+
+
+@pytest.mark.parametrize("facts", [LAPTOP, SERVER, GPU, OLD_GPU])
+def test_resolving_twice_changes_nothing(facts: DeviceFacts) -> None:
+    first = resolve(EngineConfig(), MODEL, facts)
+    second = resolve(first.config, MODEL, facts)
+    assert second.config == first.config and second.decisions == []
+
+
+def test_every_decision_has_a_reason_and_what_was_given_stays() -> None:
+    resolved = resolve(EngineConfig(), MODEL, LAPTOP)
+    assert all(d.reason and d.reason[-1] != "." for d in resolved.decisions)
+    assert len({d.name for d in resolved.decisions}) == len(resolved.decisions)
+    assert all(isinstance(cell, str) for row in resolved.as_rows() for cell in row)
+    given: dict[str, Any] = {
+        "dtype": "float32", "max_model_len": 64, "threads": 3, "max_num_batched_tokens": 17, "kv_cache_dtype": "bfloat16",
+        "step_time_target_ms": 9.0, "load_format": "safetensors", "device": "cpu", "max_logprobs": 5,
+    }  # fmt: skip
+    assert resolve(with_settings(EngineConfig(), **given), MODEL, LAPTOP).decisions == []
+    assert given.items() <= settled(**given).items()
+
+
+@pytest.mark.parametrize(
+    ("facts", "asked", "dtype"),
+    [(LAPTOP, "auto", "float32"), (SERVER, "auto", "bfloat16"), (GPU, "auto", "float16"), (OLD_GPU, "auto", "float16"),
+     (LAPTOP, "half", "float16"), (LAPTOP, "float", "float32"), (SERVER, "float32", "float32")],
+)  # fmt: skip
+def test_dtype(facts: DeviceFacts, asked: str, dtype: str) -> None:
+    values = settled(facts, dtype=asked)
+    assert values["dtype"] == values["kv_cache_dtype"] == dtype
+
+
+def test_bfloat16_checkpoint_on_gpus() -> None:
+    model = dataclasses.replace(MODEL, config={"dtype": "bfloat16"})
+    assert settled(GPU, model)["dtype"] == "bfloat16"
+    assert settled(OLD_GPU, model)["dtype"] == "float16"
+    assert settled(GPU, dataclasses.replace(MODEL, config={"dtype": "float32"}))["dtype"] == "bfloat16"
+
+
+def test_step_budgets() -> None:
+    assert settled(LAPTOP)["max_num_batched_tokens"] == 1024
+    assert settled(dataclasses.replace(LAPTOP, num_threads=2))["max_num_batched_tokens"] == 512
+    assert settled(SERVER)["max_num_batched_tokens"] == 2048
+    assert settled(GPU)["max_num_batched_tokens"] == 8192
+    assert settled(SERVER, max_num_seqs=4000)["max_num_batched_tokens"] == 4000
+    assert settled(LAPTOP, enable_chunked_prefill=False)["max_num_batched_tokens"] == 4096
+
+
+def test_context_length() -> None:
+    assert settled()["max_model_len"] == 4096
+    assert settled(max_model_len=-1)["max_model_len"] == -1
+    with pytest.raises(ConfigError, match=r"--max-model-len 5000 is beyond the model's own 4096.*--hf-overrides"):
+        settled(max_model_len=5000)
+    with pytest.raises(ConfigError, match="does not say its context length; give --max-model-len"):
+        settled(model=dataclasses.replace(MODEL, max_position_embeddings=0))
+    assert settled(model=dataclasses.replace(MODEL, max_position_embeddings=0), max_model_len=99)["max_model_len"] == 99
+
+
+def test_all_logprobs_is_the_vocabulary() -> None:
+    assert settled(max_logprobs=-1)["max_logprobs"] == 1000
+
+
+def test_memory_has_one_spelling_afterwards() -> None:
+    assert settled(gpu_memory_utilization=0.8)["memory"] == "0.8"
+    assert settled(memory="4GiB")["memory"] == "4GiB"
+
+
+BROKEN: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "no_remote_code": ({"trust_remote_code": True}, ("--trust-remote-code",)),
+    "one_device": ({"tensor_parallel_size": 2}, ("--tensor-parallel-size 2",)),
+    "format_from_checkpoint": ({"quantization": "awq"}, ("--quantization awq",)),
+    "no_determinism_yet": ({"deterministic": True}, ("--deterministic",)),
+    "one_memory_budget": (
+        {"memory": "4GiB", "gpu_memory_utilization": 0.5},
+        ("--memory 4GiB", "--gpu-memory-utilization 0.5"),
+    ),
+    "one_kv_size": (
+        {"kv_cache_memory_bytes": 1000, "num_gpu_blocks_override": 3},
+        ("--kv-cache-memory-bytes 1000", "--num-gpu-blocks-override 3"),
+    ),
+    "whole_prompts_fit": (
+        {"enable_chunked_prefill": False, "max_num_batched_tokens": 10, "max_model_len": 20},
+        ("--no-enable-chunked-prefill", "--max-num-batched-tokens 10", "--max-model-len 20"),
+    ),
+    "chunk_fits_batch": (
+        {"long_prefill_token_threshold": 20, "max_num_batched_tokens": 10},
+        ("--long-prefill-token-threshold 20", "--max-num-batched-tokens 10"),
+    ),
+    "device_is_there": ({"device": "cuda"}, ("--device cuda", "cpu (A laptop)")),
+    "format_is_there": ({"load_format": "gguf"}, ("--load-format gguf", "safetensors", "--load-format auto")),
+    "context_within_model": ({"max_model_len": 9999}, ("--max-model-len 9999", "4096")),
+}
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_broken_rules_name_the_settings(rule: str) -> None:
+    settings, words = BROKEN[rule]
+    with pytest.raises(ConfigError) as caught:
+        settled(**settings)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_every_rule_has_a_test() -> None:
+    assert {rule.__name__ for rule in (*REQUEST_RULES, *RESULT_RULES)} == BROKEN.keys()
+    assert {rule.__name__ for rule in SERVER_RULES} == {"no_empty_key", "one_address"}
+    assert len({decide.__name__ for decide in DECIDERS}) == len(DECIDERS)
+
+
+def test_defaults_break_no_rule() -> None:
+    check_request(EngineConfig())
+    check_server(ServerConfig())
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"api_key": ["k", " "]}, "--api-key must not be empty"), ({"uds": "/s", "port": 1}, "--uds /s")],
+)
+def test_server_rules(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_server(ServerConfig(**settings))
