@@ -1,0 +1,156 @@
+"""AsyncLLM: the embeddable server core. An engine in its own process, requests as async iterators of outputs."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from typing import Any, Self
+
+from samovar.config.engine import EngineConfig
+from samovar.core.outputs import EngineInfo
+from samovar.core.request import Request
+from samovar.core.sampling_params import SamplingParams
+from samovar.core.sequence import FinishReason
+from samovar.engine.build import find_model
+from samovar.engine.door import DEFAULT_MAX_TOKENS, make_preparer
+from samovar.engine.engine_args import EngineArgs
+from samovar.engine.process_client import ProcessEngineClient
+from samovar.engine.prompts import PromptType, split_prompt
+from samovar.engine.request_output import OutputCollector, RequestOutput
+from samovar.errors import EngineDeadError, ValidationError
+from samovar.text.output import RequestPipeline
+from samovar.text.prepare import Preparer
+from samovar.text.tokenizer import Tokenizer
+
+
+class AsyncLLM:
+    """Serves requests that come and go. Belongs to one event loop; the engine starts with the first use.
+
+    Use it as an async context manager, or call `shutdown`.
+    """
+
+    def __init__(
+        self, config: EngineConfig, *, chat_template: str | None = None, engine_timeout: float = 120.0
+    ) -> None:
+        self._config = config
+        self._chat_template = chat_template
+        self._client = ProcessEngineClient(config, engine_timeout=engine_timeout)
+        self._started: asyncio.Task[Preparer] | None = None
+        self._running: dict[str, set[str]] = {}
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, **options: Any) -> Self:
+        """From engine flags; `options` go to the constructor."""
+        return cls(engine_args.config, **options)
+
+    async def start(self) -> None:
+        """Start the engine and wait until it is ready. Raises what made it fail."""
+        await self._preparer()
+
+    async def generate(
+        self,
+        prompt: PromptType,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        lora_request: None = None,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs as they come, in the form `sampling_params.output_kind` asks for. Closing the iterator aborts.
+
+        `request_id` is only a label, shown in the outputs and understood by `abort`; two live requests may share it.
+        """
+        if lora_request is not None:
+            raise ValidationError("lora_request is not supported; leave it out", parameter="lora_request")
+        preparer = await self._preparer()
+        text, ids, salt = split_prompt(prompt)
+        if ids is None:
+            ids = preparer.encode_text(text or "")
+        params = sampling_params or preparer.params(max_tokens=DEFAULT_MAX_TOKENS)
+        request = preparer.from_ids(ids, params, priority=priority, cache_salt=salt)
+        label = request_id or request.request_id
+        self._running.setdefault(label, set()).add(request.request_id)
+        try:
+            async with aclosing(self._outputs(request, text, preparer.tokenizer)) as outputs:
+                async for output in outputs:
+                    output.request_id = label
+                    yield output
+        finally:
+            self._running[label].discard(request.request_id)
+            if not self._running[label]:
+                del self._running[label]
+
+    async def _outputs(
+        self, request: Request, prompt: str | None, tokenizer: Tokenizer | None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        pipeline, collector = RequestPipeline(tokenizer, request), OutputCollector(request, prompt)
+        async with aclosing(self._client.generate(request)) as news:
+            async for output in news:
+                event = pipeline.feed(output)
+                for index in pipeline.take_stopped():
+                    await self._client.abort(request.request_id, index)
+                if event is None:
+                    continue
+                collector.add(event)
+                if (ready := collector.take()) is not None:
+                    yield ready
+        if not collector.output.finished:  # `abort` ended the choices that are still open.
+            for index in range(request.params.n):
+                collector.end(index, FinishReason.ABORT)
+            if (ready := collector.take()) is not None:
+                yield ready
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End the live requests with this label (or these); their iterators end with `finish_reason` "abort"."""
+        labels = [request_id] if isinstance(request_id, str) else list(request_id)
+        for internal in list(itertools.chain.from_iterable(self._running.get(label, ()) for label in labels)):
+            await self._client.abort(internal)
+
+    async def check_health(self) -> None:
+        """Raise `EngineDeadError` unless the engine can serve."""
+        if not self._client.is_alive:
+            raise EngineDeadError("the engine is not running")
+
+    async def get_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None with `skip_tokenizer_init`."""
+        return (await self._preparer()).tokenizer
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget every cached prompt beginning."""
+        await self._preparer()
+        return bool(await self._client.call("reset_prefix_cache"))
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the loaded engine."""
+        return self._client.info
+
+    @property
+    def is_running(self) -> bool:
+        """True while the engine is alive."""
+        return self._client.is_alive
+
+    async def shutdown(self) -> None:
+        """Stop the engine; live requests fail. Returns when its process is gone."""
+        await self._client.close()
+        if self._started is not None:
+            await asyncio.wait([self._started])
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.shutdown()
+
+    async def _preparer(self) -> Preparer:
+        if self._started is None:
+            self._started = asyncio.create_task(self._start(), name="engine-start")
+        return await asyncio.shield(self._started)
+
+    async def _start(self) -> Preparer:
+        description = await asyncio.to_thread(find_model, self._config)
+        await self._client.start()
+        return make_preparer(self._config, description, self._client.info, chat_template=self._chat_template)

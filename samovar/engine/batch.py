@@ -1,0 +1,96 @@
+"""run_batch: a list of requests through an engine on this thread, and their outputs in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from samovar.core.outputs import SequenceOutput
+from samovar.core.request import Request
+from samovar.engine.engine import Engine
+from samovar.engine.request_output import OutputCollector, RequestOutput
+from samovar.text.output import RequestPipeline
+from samovar.text.tokenizer import Tokenizer
+
+
+class _Task:
+    """One request under way: its text pipeline and what has come of it."""
+
+    def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer | None) -> None:
+        self.pipeline = RequestPipeline(tokenizer, request)
+        self.collector = OutputCollector(request, prompt)
+
+    def take(self, output: SequenceOutput) -> list[int]:
+        """Take in one output; returns the choices a stop string ended, which the engine still runs."""
+        event = self.pipeline.feed(output)
+        if event is not None:
+            self.collector.add(event)
+        return self.pipeline.take_stopped()
+
+
+def run_batch(
+    engine: Engine,
+    tokenizer: Tokenizer | None,
+    requests: Sequence[tuple[Request, str | None]],
+    *,
+    show_progress: bool = False,
+) -> list[RequestOutput]:
+    """Run (request, prompt text) pairs to their ends. If interrupted, what has not ended is aborted."""
+    tasks = {request.request_id: _Task(request, prompt, tokenizer) for request, prompt in requests}
+    running = dict(tasks)
+    progress = Progress(len(tasks)) if show_progress else None
+    try:
+        for request, _ in requests:
+            engine.add(request)
+        while running:
+            num_tokens = 0
+            for output in engine.step():
+                task = running.get(output.request_id)
+                if task is None:
+                    continue
+                num_tokens += len(output.token_ids)
+                for index in task.take(output):
+                    engine.abort(output.request_id, index)
+                if task.collector.output.finished:
+                    del running[output.request_id]
+            if progress is not None:
+                progress.update(len(tasks) - len(running), num_tokens)
+    finally:
+        for request_id in running:
+            engine.abort(request_id)
+        while engine.has_work:
+            engine.step()
+        if progress is not None:
+            progress.close()
+    return [task.collector.output for task in tasks.values()]
+
+
+class Progress:
+    """A bar on standard error: requests done, tokens a second. Drawn only on a terminal."""
+
+    def __init__(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        columns = (
+            TextColumn("prompts"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+        )
+        self._bar = Bar(*columns, console=Console(stderr=True), transient=False)
+        self._task = self._bar.add_task("prompts", total=total, rate="")
+        self._num_tokens = 0
+        self._bar.start()
+
+    def update(self, done: int, num_tokens: int) -> None:
+        """`done` requests have ended; `num_tokens` more tokens were generated."""
+        self._num_tokens += num_tokens
+        seconds = self._bar.tasks[0].elapsed or 0.0
+        rate = f"{self._num_tokens / seconds:,.1f} tokens/s" if seconds > 0 else ""
+        self._bar.update(self._task, completed=done, rate=rate)
+
+    def close(self) -> None:
+        """Stop drawing."""
+        self._bar.stop()

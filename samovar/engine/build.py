@@ -1,0 +1,97 @@
+"""build_engine: a configuration -> a loaded engine. Locate, describe, probe, resolve, plan memory, load, assemble."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+from samovar.config.checkpoint import describe
+from samovar.config.description import ModelDescription
+from samovar.config.engine import EngineConfig, with_settings
+from samovar.config.resolve import Resolved, resolve
+from samovar.core.outputs import EngineInfo
+from samovar.engine.engine import Engine
+from samovar.engine.executors.in_process import InProcessExecutor
+from samovar.hardware.device import probe
+from samovar.hub.locate import locate
+from samovar.schedule.options import SchedulerOptions
+from samovar.schedule.prefix_cache import CacheIdentity
+from samovar.schedule.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from samovar.worker.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+OnPhase: TypeAlias = Callable[[str], None]
+"""Hears the name of each phase as it begins."""
+
+EngineBuilder: TypeAlias = Callable[[EngineConfig, OnPhase], tuple[Engine, EngineInfo]]
+"""(configuration, listener for phases) -> (engine, its facts)."""
+
+
+def find_model(config: EngineConfig) -> ModelDescription:
+    """Locate the model, downloading it if need be, and read its header. Raises `CheckpointError`."""
+    return describe(locate(config.model), config.model)
+
+
+def build_engine(
+    config: EngineConfig, on_phase: OnPhase, description: ModelDescription | None = None
+) -> tuple[Engine, EngineInfo]:
+    """A loaded engine and its facts. What does not fit or match is refused before a weight is read.
+
+    `description` saves reading the header again. Raises `ConfigError`, `CheckpointError` or `MemoryPlanError`.
+    """
+    started = time.monotonic()
+    if description is None:
+        on_phase("finding the model")
+        description = find_model(config)
+    on_phase("importing torch")
+    # Here, not at the top: a wrong path or flag is reported before the slow import.
+    facts = probe(config.device.device)
+    resolved = resolve(config, description, facts)
+    from samovar.worker.worker import Worker
+
+    on_phase("planning memory")
+    worker = Worker(resolved.config, description, facts)
+    on_phase("loading weights")
+    worker.load()
+    on_phase("starting")
+    engine, info = _assemble(worker, resolved, config.model.model, started)
+    for name, value, reason in info.decisions:
+        logger.debug("%s = %s: %s", name, value, reason)
+    return engine, info
+
+
+def _assemble(worker: Worker, resolved: Resolved, name: str, started: float) -> tuple[Engine, EngineInfo]:
+    # A length of -1 became a number in the memory plan.
+    config = with_settings(resolved.config, max_model_len=worker.max_model_len)
+    # The front end limits its queue; an offline batch may be any size.
+    options = SchedulerOptions.from_config(config, limits_queue=False)
+    identity = CacheIdentity(
+        model=str(worker.description.path), weights_version="1", kv_dtype=config.cache.kv_cache_dtype
+    )
+    scheduler = Scheduler(options, worker.num_blocks, cache_specs=worker.cache_specs, identity=identity)
+    engine = Engine(InProcessExecutor(worker), scheduler, overlap=options.async_scheduling)
+    report = worker.load_report
+    info = EngineInfo(
+        model=name,
+        architecture=worker.description.architecture,
+        vocab_size=worker.vocab_size,
+        max_model_len=worker.max_model_len,
+        dtype=config.model.dtype,
+        kv_cache_dtype=config.cache.kv_cache_dtype,
+        block_size=config.cache.block_size,
+        num_blocks=worker.num_blocks,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        load_seconds=time.monotonic() - started,
+        weight_bytes=0 if report is None else report.weight_bytes,
+        prefix_caching=options.enable_prefix_caching,
+        scheduling_policy=options.scheduling_policy,
+        decisions=resolved.as_rows(),
+        memory_plan=list(worker.memory_plan.lines),
+    )
+    return engine, info

@@ -1,0 +1,27 @@
+"""Executor: runs scheduled steps on the workers. The engine loop submits step n + 1 before it reads result n."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Protocol
+
+from samovar.core.cache_spec import CacheSpec
+from samovar.core.step import ScheduledStep, StepResult
+
+
+class Executor(Protocol):
+    """The same three verbs whether the worker is in this process, in others, or on other machines.
+
+    Steps run strictly in the order they were submitted. A future resolves to the step's result, or to an exception
+    if the step as a whole failed (rows that fail alone are reported in `StepResult.failed`).
+    """
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def cache_specs(self) -> list[CacheSpec]: ...
+
+    def submit(self, step: ScheduledStep) -> Future[StepResult]: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""Executors: where the workers live (this process; later: others, or other machines)."""

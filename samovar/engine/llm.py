@@ -1,0 +1,237 @@
+"""LLM: offline batches. One engine in this process, driven by the caller's thread; vLLM's signatures."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
+
+from samovar.config.description import ModelDescription
+from samovar.config.engine import EngineConfig
+from samovar.core.outputs import EngineInfo
+from samovar.core.request import Request
+from samovar.core.sampling_params import OutputKind, SamplingParams
+from samovar.engine.batch import run_batch
+from samovar.engine.beam_search import BeamSearchParams, search
+from samovar.engine.build import build_engine, find_model
+from samovar.engine.door import DEFAULT_MAX_TOKENS, make_preparer
+from samovar.engine.engine_args import EngineArgs, engine_config
+from samovar.engine.prompts import PromptType, prompt_list, split_prompt
+from samovar.engine.request_output import BeamSearchOutput, RequestOutput
+from samovar.errors import ConfigError, ValidationError
+from samovar.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+Messages = list[dict[str, Any]]
+
+
+class LLM:
+    """A loaded model that answers lists of prompts with lists of outputs, in the same order.
+
+    `flags` are any engine flags (`max_model_len`, `dtype`, `gpu_memory_utilization`, `load_format`, ...). Raises
+    `TypeError` for an unknown flag, `ConfigError` for one that only other engines have or a value out of range,
+    `CheckpointError` and `MemoryPlanError` for a model that cannot be loaded. Use it as a context manager, or call
+    `shutdown`, to give the memory back. Safe to call from several threads; calls wait for each other.
+    """
+
+    def __init__(
+        self, model: str, *, tokenizer: str | None = None, chat_template: str | None = None, **flags: Any
+    ) -> None:
+        self._start(engine_config({"model": model, "tokenizer": tokenizer, **flags}), chat_template)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """The same from an `EngineArgs`."""
+        made = cls.__new__(cls)
+        made._start(engine_args.config, None)
+        return made
+
+    def _start(self, config: EngineConfig, chat_template: str | None) -> None:
+        self._lock = threading.Lock()
+        self._is_shut_down = False
+        self.description: ModelDescription = find_model(config)
+        """What the checkpoint says about itself."""
+        self._engine, info = build_engine(config, _log_phase, self.description)
+        self.info: EngineInfo = info
+        """Facts about the loaded engine: sizes, decisions, memory plan."""
+        self._preparer = make_preparer(config, self.description, info, chat_template=chat_template)
+
+    # --- generation
+
+    def generate(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        lora_request: None = None,
+        priority: list[int] | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete each prompt: text, token ids, or a dict of either.
+
+        `sampling_params` is one for all, one per prompt, or None for the model's own defaults. `priority` has one
+        integer per prompt (needs `scheduling_policy="priority"`). Raises `ValidationError` before anything runs.
+        """
+        _refuse(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
+        items = prompt_list(prompts)
+        per_prompt = _per_item("sampling_params", sampling_params, len(items))
+        priorities = _per_item("priority", priority, len(items))
+        special = _add_special_tokens(tokenization_kwargs)
+        requests: list[tuple[Request, str | None]] = []
+        for prompt, params, rank in zip(items, per_prompt, priorities, strict=True):
+            text, ids, salt = split_prompt(prompt)
+            params = self._offline(params or self.get_default_sampling_params())
+            if ids is None:
+                ids = self._preparer.encode_text(text or "", add_special_tokens=special)
+            request = self._preparer.from_ids(ids, params, priority=rank or 0, cache_salt=salt)
+            requests.append((request, text))
+        return self._run(requests, use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: Params = None,
+        use_tqdm: bool = True,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several.
+
+        `options` are `priority`, `tools` and `chat_template_kwargs`. Without `sampling_params` an answer may be as long
+        as the context allows. The rendered prompt is in each output's `prompt`. Raises `ValidationError` before anything runs.
+        """
+        conversations = _conversations(messages)
+        per_prompt = _per_item("sampling_params", sampling_params, len(conversations))
+        priorities = _per_item("priority", options.pop("priority", None), len(conversations))
+        rendering = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "chat_template": chat_template,
+            "tools": options.pop("tools", None),
+            "template_variables": options.pop("chat_template_kwargs", None),
+        }
+        _refuse(**options)
+        requests: list[tuple[Request, str | None]] = []
+        for conversation, params, rank in zip(conversations, per_prompt, priorities, strict=True):
+            params = self._offline(params or self._preparer.params(max_tokens=None))
+            ids = self._preparer.encode_messages(conversation, **rendering)
+            request = self._preparer.from_ids(ids, params, priority=rank or 0, parameter="messages")
+            requests.append((request, self._decode(ids)))
+        return self._run(requests, use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: BeamSearchParams,
+        lora_request: None = None,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` likeliest continuations of each prompt, best first; width 1 is greedy decoding.
+
+        `concurrency_limit` is how many prompts are searched side by side (default: all).
+        """
+        _refuse(lora_request=lora_request)
+        token_lists = [self._token_ids(prompt) for prompt in prompt_list(prompts)]
+        with self._lock:
+            self._require_engine()
+            return search(self._engine, self._preparer, token_lists, params, concurrency_limit)
+
+    # --- about the model
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer; `ConfigError` with `skip_tokenizer_init`."""
+        if self._preparer.tokenizer is None:
+            raise ConfigError("there is no tokenizer: skip_tokenizer_init is set")
+        return self._preparer.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` uses when it is given no `sampling_params`: the model's own defaults."""
+        return self._preparer.params(max_tokens=DEFAULT_MAX_TOKENS)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prompt beginning."""
+        with self._lock:
+            self._require_engine()
+            return bool(self._engine.call("reset_prefix_cache"))
+
+    # --- the end
+
+    def shutdown(self) -> None:
+        """Stop the engine; calling it twice is fine."""
+        with self._lock:
+            if not self._is_shut_down:
+                self._is_shut_down = True
+                self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def _require_engine(self) -> None:
+        if self._is_shut_down:
+            raise ValidationError("this LLM is shut down; make a new one")
+
+    def _run(self, requests: list[tuple[Request, str | None]], use_tqdm: bool) -> list[RequestOutput]:
+        with self._lock:
+            self._require_engine()
+            return run_batch(self._engine, self._preparer.tokenizer, requests, show_progress=use_tqdm)
+
+    def _offline(self, params: SamplingParams) -> SamplingParams:
+        has_tokenizer = self._preparer.tokenizer is not None
+        return params.clone(output_kind=OutputKind.FINAL_ONLY, detokenize=params.detokenize and has_tokenizer)
+
+    def _token_ids(self, prompt: PromptType) -> list[int]:
+        text, ids, _ = split_prompt(prompt)
+        if ids is not None:
+            return ids
+        assert text is not None
+        return self.get_tokenizer().encode(text)
+
+    def _decode(self, ids: Iterable[int]) -> str | None:
+        tokenizer = self._preparer.tokenizer
+        return None if tokenizer is None else tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+def _log_phase(phase: str) -> None:
+    logger.info("%s", phase)
+
+
+def _refuse(**arguments: Any) -> None:
+    """Arguments of vLLM's methods that ask for what this engine does not have."""
+    for name, value in arguments.items():
+        if value is not None and value != "auto":
+            raise ValidationError(f"{name} is not supported; leave it out", parameter=name, value=value)
+
+
+def _add_special_tokens(tokenization_kwargs: dict[str, Any] | None) -> bool:
+    options = dict(tokenization_kwargs or {})
+    special = options.pop("add_special_tokens", True)
+    _refuse(**options)
+    return bool(special)
+
+
+def _per_item(name: str, value: Any, count: int) -> list[Any]:
+    """One value for each prompt, from one value for all or a list of the right length."""
+    if not isinstance(value, (list, tuple)):
+        return [value] * count
+    if len(value) != count:
+        message = f"{name}: {len(value)} were given for {count} prompts; give one, or one per prompt"
+        raise ValidationError(message, parameter=name, value=len(value))
+    return list(value)
+
+
+def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
+    if messages and all(isinstance(message, dict) for message in messages):
+        return [list(messages)]  # type: ignore[arg-type]
+    return [list(conversation) for conversation in messages]  # type: ignore[arg-type]

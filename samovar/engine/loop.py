@@ -1,0 +1,94 @@
+"""EngineLoop: reads messages between steps, runs the engine while there is work, and sleeps when there is none."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from samovar.core.messages import (
+    AbortRequest,
+    AddRequest,
+    Call,
+    CallResult,
+    EngineMessage,
+    FrontEndMessage,
+    Outputs,
+    Shutdown,
+)
+from samovar.core.outputs import SequenceOutput
+from samovar.core.request import Request
+from samovar.core.sequence import FinishReason
+from samovar.engine.engine import Engine
+from samovar.errors import SamovarError
+
+logger = logging.getLogger(__name__)
+
+STALL_SECONDS = 0.02
+"""How long to wait for a message when sequences wait but none can run."""
+
+
+class Channel(Protocol):
+    """Both directions to one front end, seen from the engine."""
+
+    def receive(self, timeout: float | None) -> list[FrontEndMessage]:
+        """Every message that is there. Waits up to `timeout` seconds for the first (None: as long as it takes)."""
+        ...
+
+    def send(self, message: EngineMessage) -> None: ...
+
+
+class EngineLoop:
+    """Owns one engine and serves one channel until `Shutdown` arrives.
+
+    Messages are read between steps, so an abort is honoured before the next step is scheduled. An idle loop blocks in
+    `receive`.
+    """
+
+    def __init__(self, engine: Engine, channel: Channel) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._refused: list[SequenceOutput] = []
+
+    def run(self) -> None:
+        """Serve until `Shutdown`. An exception that leaves here means the engine is broken for good."""
+        while True:
+            messages = self._channel.receive(self._patience())
+            for message in messages:
+                if isinstance(message, Shutdown):
+                    return
+                self._apply(message)
+            outputs, stepped = self._refused, self._engine.has_work
+            self._refused = []
+            if stepped:
+                outputs = outputs + self._engine.step()
+            if outputs or stepped or messages:
+                self._channel.send(Outputs(outputs=outputs, stats=self._engine.stats()))
+
+    def _patience(self) -> float | None:
+        if not self._engine.has_work:
+            return None
+        return STALL_SECONDS if self._engine.is_stalled else 0.0
+
+    def _apply(self, message: FrontEndMessage) -> None:
+        if isinstance(message, AddRequest):
+            self._add(message.request)
+        elif isinstance(message, AbortRequest):
+            self._engine.abort(message.request_id, message.index)
+        elif isinstance(message, Call):
+            self._channel.send(self._answer(message))
+
+    def _add(self, request: Request) -> None:
+        try:
+            self._engine.add(request)
+        except SamovarError as error:
+            reason = FinishReason.ERROR
+            self._refused += [
+                SequenceOutput(request.request_id, index, [], finish_reason=reason, error=str(error))
+                for index in range(request.params.n)
+            ]
+
+    def _answer(self, call: Call) -> CallResult:
+        try:
+            return CallResult(call.call_id, value=self._engine.call(call.name))
+        except SamovarError as error:
+            return CallResult(call.call_id, error=str(error))

@@ -1,0 +1,119 @@
+"""A worker without a model: the next token is a fixed function of the last token and its position."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from samovar.config.engine import EngineConfig
+from samovar.core.cache_spec import CacheSpec
+from samovar.core.outputs import EngineInfo
+from samovar.core.request import Request
+from samovar.core.sampling_params import SamplingParams
+from samovar.core.step import SampledTokens, ScheduledStep, StepResult
+from samovar.engine.engine import Engine
+from samovar.engine.executors.in_process import InProcessExecutor
+from samovar.errors import CheckpointError
+from samovar.schedule.options import SchedulerOptions
+from samovar.schedule.scheduler import Scheduler
+
+VOCAB = 997
+EOS = 0
+POISON = 996
+"""A step that is fed this token raises."""
+
+
+def next_token(token: int, position: int) -> int:
+    """The token at `position` after `token`; never EOS or POISON."""
+    return 1 + (token * 31 + position * 17) % (VOCAB - 2)
+
+
+def expected(prompt: list[int], count: int) -> list[int]:
+    """What the fake model generates after `prompt`."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens[-1], len(tokens)))
+    return tokens[len(prompt) :]
+
+
+class FakeWorker:
+    """Checks that positions are computed in order and once, and that fed-back samples are its own."""
+
+    def __init__(self, num_blocks: int = 64, delay: float = 0.0) -> None:
+        self._num_blocks = num_blocks
+        self.delay = delay
+        self.gate = threading.Event()
+        self.gate.set()
+        self.last: dict[int, int] = {}
+        self.num_steps = 0
+        self.most_tokens = 0
+
+    @property
+    def num_blocks(self) -> int:
+        return self._num_blocks
+
+    @property
+    def cache_specs(self) -> list[CacheSpec]:
+        return []
+
+    def execute(self, step: ScheduledStep) -> StepResult:
+        self.gate.wait()
+        if self.delay:
+            time.sleep(self.delay)
+        self.num_steps += 1
+        self.most_tokens = max(self.most_tokens, step.num_tokens)
+        result = StepResult(step.step_id, seconds=1e-6)
+        for row in step.sequences:
+            ids = list(row.token_ids)
+            if row.feeds_last_sample:
+                ids.append(self.last[row.slot])
+            if POISON in ids:
+                raise MemoryError("no room for this step")
+            if row.samples:
+                end = row.start + row.num_new_tokens
+                assert row.position_of_sample == end
+                self.last[row.slot] = next_token(ids[-1], end)
+                result.sampled.append(SampledTokens(row.slot, [self.last[row.slot]]))
+        return result
+
+
+def fake_engine(worker: FakeWorker, *, overlap: bool = True, **options: object) -> Engine:
+    """An engine around `worker`."""
+    settings = SchedulerOptions(**{"max_model_len": 512, "async_scheduling": overlap, **options})  # type: ignore[arg-type]
+    return Engine(InProcessExecutor(worker), Scheduler(settings, worker.num_blocks), overlap=overlap)
+
+
+def fake_info(worker: FakeWorker, max_num_seqs: int = 256) -> EngineInfo:
+    """Facts of a fake engine."""
+    return EngineInfo(
+        model="fake", architecture="Fake", vocab_size=VOCAB, max_model_len=512, dtype="float32", kv_cache_dtype="float32",
+        block_size=16, num_blocks=worker.num_blocks, max_num_seqs=max_num_seqs, max_num_batched_tokens=2048,
+        load_seconds=0.0, weight_bytes=0, prefix_caching=True, scheduling_policy="fcfs",
+    )  # fmt: skip
+
+
+def build_fake(config: EngineConfig, on_phase: Callable[[str], None]) -> tuple[Engine, EngineInfo]:
+    """Stands in for `build_engine` in a child process; the model's name says how to behave."""
+    on_phase("loading")
+    if config.model.model == "broken":
+        raise CheckpointError("weights.bin: truncated")
+    if config.model.model == "endless":
+        time.sleep(600)
+    worker = FakeWorker(delay=0.002)
+    if config.model.model == "stuck":
+        worker.gate.clear()
+    return fake_engine(worker, max_num_seqs=config.scheduler.max_num_seqs), fake_info(worker)
+
+
+_count = 0
+
+
+def request(prompt: list[int], max_tokens: int = 8, **params: object) -> Request:
+    """A request with a fresh id; extra keywords go to `SamplingParams`."""
+    global _count
+    _count += 1
+    settings = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
+    return Request(
+        request_id=f"r{_count}", prompt_token_ids=prompt, params=settings, eos_token_ids=[EOS], arrival=time.monotonic()
+    )

@@ -1,0 +1,246 @@
+"""Engine and loop with a fake worker: overlap, failures, aborts, idling."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+import pytest
+
+from samovar.config.groups import SchedulerConfig
+from samovar.core.outputs import SequenceOutput
+from samovar.core.sequence import FinishReason
+from samovar.engine.engine import Engine
+from samovar.engine.in_process_client import InProcessEngineClient
+from samovar.errors import EngineDeadError, OverloadedError, ValidationError
+from tests.engine.fakes import POISON, FakeWorker, expected, fake_engine, fake_info, request
+
+
+def drain(engine: Engine) -> dict[tuple[str, int], list[SequenceOutput]]:
+    """Step until there is no work; outputs by sequence."""
+    news: dict[tuple[str, int], list[SequenceOutput]] = {}
+    while engine.has_work:
+        for output in engine.step():
+            news.setdefault((output.request_id, output.index), []).append(output)
+    return news
+
+
+def tokens_of(outputs: list[SequenceOutput]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("num_blocks", [200, 24])
+def test_every_request_gets_its_own_tokens(overlap: bool, num_blocks: int) -> None:
+    """B080: with 24 blocks sequences are preempted all the time; the tokens stay the same, overlapped or not."""
+    rng = random.Random(1)
+    engine = fake_engine(FakeWorker(num_blocks), overlap=overlap, max_num_batched_tokens=64)
+    requests = [
+        request([rng.randrange(1, 900) for _ in range(rng.randint(1, 120))], rng.randint(1, 60)) for _ in range(60)
+    ]
+    for r in requests:
+        engine.add(r)
+    news = drain(engine)
+    for r in requests:
+        assert tokens_of(news[r.request_id, 0]) == expected(r.prompt_token_ids, r.params.max_tokens or 0)
+        assert news[r.request_id, 0][-1].finish_reason is FinishReason.LENGTH
+    assert engine.call("block_usage")["used"] == 0
+    engine.close()
+
+
+def test_the_next_step_is_launched_before_the_last_is_read() -> None:
+    """While step n runs, step n + 1 is already queued behind it; never more than that."""
+    worker = FakeWorker()
+    engine = fake_engine(worker)
+    engine.add(request([1, 2, 3], 50))
+    submitted: list[int] = []
+    submit = engine._executor.submit
+    engine._executor.submit = lambda step: (submitted.append(step.step_id), submit(step))[1]  # type: ignore[method-assign]
+    engine.step()
+    assert submitted == [0, 1]
+    engine.step()
+    assert submitted == [0, 1, 2]
+    drain(engine)
+    engine.close()
+
+
+def test_a_failed_step_ends_its_own_sequences_only() -> None:
+    """A step that raises costs the requests in it; the ones before, beside (in the queue) and after it go on."""
+    engine = fake_engine(FakeWorker(), max_num_seqs=2)
+    bad, other = request([5, POISON], 8), request([6, 7], 8)
+    waiting = request([8, 9], 8)
+    for r in (bad, other, waiting):
+        engine.add(r)
+    news = drain(engine)
+    assert news[bad.request_id, 0][-1].finish_reason is FinishReason.ERROR
+    assert "no room" in (news[bad.request_id, 0][-1].error or "")
+    assert tokens_of(news[waiting.request_id, 0]) == expected([8, 9], 8)
+    assert engine.call("block_usage")["used"] == 0 and engine.call("block_usage")["used_slots"] == 0
+    engine.close()
+
+
+def test_a_device_that_fails_every_step_ends_the_engine() -> None:
+    """A lost device must not turn into an endless row of failed requests on a server that says it is healthy."""
+    engine = fake_engine(FakeWorker())
+    with pytest.raises(EngineDeadError, match="in a row"):
+        for _ in range(40):
+            engine.add(request([POISON], 1))
+            drain(engine)
+    engine.close()
+
+
+def test_unknown_call() -> None:
+    engine = fake_engine(FakeWorker())
+    with pytest.raises(ValidationError, match="reset_prefix_cache"):
+        engine.call("nonsense")
+    engine.close()
+
+
+async def collect(client: InProcessEngineClient, *args: object, **kwargs: object) -> list[SequenceOutput]:
+    return [output async for output in client.generate(request(*args, **kwargs))]  # type: ignore[arg-type]
+
+
+async def in_process(worker: FakeWorker, **options: object) -> InProcessEngineClient:
+    return InProcessEngineClient(fake_engine(worker, **options), fake_info(worker))
+
+
+async def test_streams_and_choices() -> None:
+    """Many requests with several choices at once: every choice ends exactly once with its own tokens."""
+    client = await in_process(FakeWorker(100))
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(collect(client, [i + 1, i + 2], 5 + i % 7, n=1 + i % 3)) for i in range(50)]
+    for i, task in enumerate(tasks):
+        outputs = task.result()
+        for choice in range(1 + i % 3):
+            own = [o for o in outputs if o.index == choice]
+            assert tokens_of(own) == expected([i + 1, i + 2], 5 + i % 7)
+            assert [o.finish_reason for o in own if o.finish_reason] == [FinishReason.LENGTH]
+    await client.close()
+
+
+async def test_an_idle_loop_sleeps() -> None:
+    """No busy waiting: an idle engine uses no processor time."""
+    client = await in_process(FakeWorker())
+    await collect(client, [1], 3)
+    before = time.process_time()
+    await asyncio.sleep(0.5)
+    assert time.process_time() - before < 0.1
+    await client.close()
+
+
+async def test_abort_in_every_state() -> None:
+    """B086, B088, B089: requests closed while queued, in prefill and in decode leave blocks, slots and the next request fine."""
+    worker = FakeWorker(64)
+    client = await in_process(worker, max_num_seqs=4, max_num_batched_tokens=32)
+    rng = random.Random(2)
+
+    async def leave_early(i: int) -> None:
+        stream = client.generate(request([1 + i % 900] * rng.randint(1, 100), 60, n=rng.choice([1, 1, 2])))
+        task = asyncio.ensure_future(anext(stream))
+        done, _ = await asyncio.wait([task], timeout=rng.random() * 0.02)
+        if done and not task.exception():
+            for _ in range(rng.randint(0, 10)):
+                await anext(stream)
+        else:
+            task.cancel()
+            await asyncio.wait([task])
+        await stream.aclose()
+
+    for _ in range(10):
+        await asyncio.gather(*(leave_early(i) for i in range(20)))
+    await asyncio.sleep(0.05)
+    usage = await client.call("block_usage")
+    assert (usage["used"], usage["used_slots"], usage["requests"]) == (0, 0, 0)
+    assert client.stats.num_running == client.stats.num_waiting == 0
+    assert tokens_of(await collect(client, [3, 4], 9)) == expected([3, 4], 9)
+    await client.close()
+
+
+async def test_a_queued_request_that_left_never_runs() -> None:
+    """B089, B091: five queued clients leave; the running one is not disturbed and the engine is idle right after it."""
+    worker = FakeWorker(delay=0.001)
+    client = await in_process(worker, max_num_seqs=1)
+    running = asyncio.ensure_future(collect(client, [1, 2], 100))
+    await asyncio.sleep(0.02)
+    queued = [asyncio.ensure_future(collect(client, [9, i], 100)) for i in range(1, 6)]
+    await asyncio.sleep(0.02)
+    for task in queued:
+        task.cancel()
+    assert tokens_of(await running) == expected([1, 2], 100)
+    await asyncio.sleep(0.02)
+    assert worker.num_steps < 110
+    await client.close()
+
+
+async def test_abort_one_choice() -> None:
+    """The front end matched a stop string in choice 1: it ends silently, choice 0 goes on."""
+    client = await in_process(FakeWorker(delay=0.001))
+    r = request([4, 5], 40, n=2)
+    seen: list[SequenceOutput] = []
+    async for output in client.generate(r):
+        seen.append(output)
+        if len(seen) == 6:
+            await client.abort(r.request_id, 1)
+            seen_before = len([o for o in seen if o.index == 1])
+    assert tokens_of([o for o in seen if o.index == 0]) == expected([4, 5], 40)
+    assert len([o for o in seen if o.index == 1]) == seen_before
+    await client.close()
+
+
+async def test_same_id_twice_is_refused_without_harm() -> None:
+    """B013: ids are made by the front end, so this cannot happen from outside; if it does, the first one lives on."""
+    client = await in_process(FakeWorker(delay=0.001))
+    r = request([1, 2], 20)
+    stream = client.generate(r)
+    first = await anext(stream)
+    with pytest.raises(ValidationError, match="already running"):
+        await anext(client.generate(r))
+    rest = [o async for o in stream]
+    assert tokens_of([first, *rest]) == expected([1, 2], 20)
+    await client.close()
+
+
+async def test_queue_limits() -> None:
+    """Beyond the limits a request is refused at once with a reason of a closed set; the others are served."""
+    worker = FakeWorker()
+    worker.gate.clear()
+    limits = SchedulerConfig(max_num_seqs=1, max_num_queued_reqs=2, max_num_queued_tokens=100)
+    client = InProcessEngineClient(fake_engine(worker, max_num_seqs=1), fake_info(worker), limits=limits)
+    tasks = [asyncio.ensure_future(collect(client, [i, i], 4)) for i in range(1, 4)]
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError) as full:
+        await collect(client, [1], 1)
+    assert full.value.reason == "queue_requests"
+    tasks.pop().cancel()
+    await asyncio.sleep(0.01)
+    with pytest.raises(OverloadedError) as full:
+        await collect(client, [1] * 100, 1)
+    assert full.value.reason == "queue_tokens"
+    worker.gate.set()
+    for i, task in enumerate(tasks, 1):
+        assert tokens_of(await task) == expected([i, i], 4)
+    await client.close()
+
+
+async def test_impossible_request_is_an_error_of_its_own() -> None:
+    """B085: a prompt larger than the pool ends with an error; the loop and the next request do not care."""
+    client = await in_process(FakeWorker(2))
+    outputs = await collect(client, [1] * 100, 5)
+    assert [o.finish_reason for o in outputs] == [FinishReason.ERROR] and "100 tokens" in (outputs[0].error or "")
+    assert tokens_of(await collect(client, [2] * 20, 5)) == expected([2] * 20, 5)
+    outputs = await collect(client, [3] * 30, 50)
+    assert outputs[-1].finish_reason is FinishReason.LENGTH and len(tokens_of(outputs)) == 3
+    await client.close()
+
+
+async def test_closing_fails_whoever_waits() -> None:
+    client = await in_process(FakeWorker(delay=0.005))
+    task = asyncio.ensure_future(collect(client, [1], 300))
+    await asyncio.sleep(0.05)
+    await client.close()
+    with pytest.raises(EngineDeadError, match="shut down"):
+        await task
+    with pytest.raises(EngineDeadError):
+        await collect(client, [1], 1)
+    assert not client.is_alive
