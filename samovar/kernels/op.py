@@ -56,8 +56,8 @@ class Op(Generic[P, R]):
 
     `prefer` orders the implementations by name; `mutates` names the tensor arguments it writes; `examples` yields
     argument tuples in float32 (tests and benchmarks cast them); `tolerance` is (absolute, relative) by dtype.
-    `plain_is_best` lists device kinds on which no implementation beat the reference when measured, so that running it
-    there is a choice and not a fallback.
+    `plain_is_best` lists device kinds on which nothing known beats the reference for targets that no implementation
+    accepts, so that running it there is a choice and not a fallback.
     """
 
     reference: Callable[P, R]
@@ -165,12 +165,6 @@ class Kernels:
             impl, self.routes[op.name] = self._choose(op)
             self._chosen[op.name] = impl.function
         return self._chosen[op.name]
-
-    def explain(self) -> list[Route]:
-        """The route of every known op, choosing those not used yet."""
-        for op in OPS.values():
-            self.use(op)
-        return [self.routes[name] for name in sorted(self.routes)]
 
     def _choose(self, op: Op[P, R]) -> tuple[Impl[P, R], Route]:
         wanted, answers, chosen = self.wanted.get(op.name), [], None

@@ -14,14 +14,12 @@ class ForwardBatch:
     """The rows of one step: the new tokens of every sequence, one sequence after the other.
 
     `token_ids`, `positions`, `slot_mapping` are int64 [num_tokens]; `slot_mapping` is where each token's K/V goes
-    (block id * block_size + offset). `logits_rows` int64 [num_rows] are the rows whose logits are wanted. `plans` come
-    from `AttentionRoute.plan`, one per attention group.
+    (block id * block_size + offset). `plans` come from `AttentionRoute.plan`, one per attention group.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     slot_mapping: torch.Tensor
-    logits_rows: torch.Tensor
     plans: tuple[AttentionPlan, ...]
     rope_tables: dict[object, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     """Filled by the first rope layer of each parameter set; the other layers of the step read it."""

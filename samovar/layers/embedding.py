@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
+from samovar.kernels.linear import linear
 from samovar.layers.layer import Layer, Placement, Source
 
 
@@ -50,7 +51,7 @@ class LMHead(Layer):
 
     def bind(self, place: Placement) -> None:
         """Allocate this rank's rows, unless they are the embedding's."""
-        self.tp = place.tp
+        self.tp, self.linear = place.tp, place.kernels.use(linear)
         (tied,) = self.tied
         rows = place.tp.share(self.vocab_size, "the vocabulary size")
         self.weight = place.empty(rows, self.dim) if tied is None else tied.weight
@@ -70,4 +71,4 @@ class LMHead(Layer):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, dim] -> [rows, vocabulary] in x's dtype."""
-        return self.tp.all_gather(linear(x, self.weight))
+        return self.tp.all_gather(self.linear(x, self.weight))

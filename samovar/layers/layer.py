@@ -52,7 +52,7 @@ class Placement:
 
     def quant(self, path: str) -> QuantMethod:
         """The weight format of the layer at `path`."""
-        return Unquantized(self.dtype) if self.quant_for is None else self.quant_for(path)
+        return Unquantized(self.dtype, self.kernels) if self.quant_for is None else self.quant_for(path)
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """An unfilled tensor on this placement's device."""

@@ -8,11 +8,14 @@ from typing import Any
 import torch
 
 from samovar.errors import CheckpointError
+from samovar.kernels.op import Kernels
 from samovar.quant.base import QuantMethod
 from samovar.quant.unquantized import Unquantized
 
 
-def select(quantization_config: Mapping[str, Any] | None, dtype: torch.dtype) -> Callable[[str], QuantMethod]:
+def select(
+    quantization_config: Mapping[str, Any] | None, dtype: torch.dtype, kernels: Kernels
+) -> Callable[[str], QuantMethod]:
     """The format of a layer by its path, from config.json's `quantization_config` (None: plain weights).
 
     Raises `CheckpointError` naming the format if it is not supported.
@@ -23,5 +26,5 @@ def select(quantization_config: Mapping[str, Any] | None, dtype: torch.dtype) ->
             f"the checkpoint is quantized as {name!r} (quantization_config in config.json), which is not supported yet: "
             f"use an unquantized checkpoint or a GGUF file of this model"
         )
-    plain = Unquantized(dtype)
+    plain = Unquantized(dtype, kernels)
     return lambda path: plain

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import linear
 
+from samovar.kernels.linear import linear
+from samovar.kernels.op import Kernels
 from samovar.quant.base import QuantMethod, TensorSpec
 
 
 class Unquantized(QuantMethod):
     """One `weight` tensor [out, in] of `dtype`."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, kernels: Kernels) -> None:
         self.tensors = (TensorSpec("weight", dtype),)
+        self.linear = kernels.use(linear)
 
     def multiply(
         self, x: torch.Tensor, weights: dict[str, torch.Tensor], bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """x W^T + b."""
-        return linear(x, weights["weight"], bias)
+        return self.linear(x, weights["weight"], bias)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from samovar.attention.choose import AttentionRoute, choose
 from samovar.cache.kv_cache import KVCache
@@ -22,37 +18,20 @@ from samovar.hardware import device
 from samovar.hardware.memory import MemoryPlan, ModelShape, plan_memory
 from samovar.kernels.op import Kernels, Target
 from samovar.layers.attention import attach, attention_layers
-from samovar.layers.layer import Layer, Placement, bind
+from samovar.layers.layer import Placement, bind
 from samovar.models.decoder import DecoderLM
 from samovar.models.registry import build
 from samovar.parallel.mesh import Axis
 from samovar.quant.select import select
 from samovar.sample.state import SamplingState
 from samovar.weights.checkpoint import open_checkpoint
-from samovar.weights.load import fill_dummy, load_weights
+from samovar.weights.load import Progress, fill_dummy, load_weights
+from samovar.weights.plan import layers_of
 from samovar.worker.model_runner import ModelRunner
 from samovar.worker.step_builder import StepBuilder
 
-logger = logging.getLogger(__name__)
-
-DTYPES = {
-    "float32": torch.float32,
-    "float": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "half": torch.float16,
-}
-
-Progress = Callable[[int, int], None]
-"""Called with (bytes read, bytes in all)."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    """What loading did: `weight_bytes` on the device, `seconds` from files to a model that can run."""
-
-    weight_bytes: int
-    seconds: float
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Names that a resolved configuration may hold."""
 
 
 class Worker:
@@ -75,12 +54,12 @@ class Worker:
         self.kernels = Kernels(Target(facts.kind, facts.architecture, self.dtype), self.device, config.device.kernel)
         self.model: DecoderLM = build(description.architecture, description.config)
         bind(self.model, self._place(torch.device("meta"), config.model.max_model_len))
-        self._weight_bytes = weight_bytes(self.model)
+        self.weight_bytes = sum(s.target.nbytes for layer in layers_of(self.model) for s in layer.sources())
+        """Bytes of every tensor that is filled from the checkpoint; shared (tied) ones count once."""
         self._specs = self.model.cache_specs()
         self.memory_plan: MemoryPlan = plan_memory(self._shape(), facts, config)
         self.attention: AttentionRoute = choose(self.model.attention_specs(), facts, config.device)
         self._runner: ModelRunner | None = None
-        self.load_report: LoadReport | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -102,9 +81,8 @@ class Worker:
         """Width of the logits, which may exceed the tokenizer's vocabulary."""
         return self.model.config.vocab_size
 
-    def load(self, progress: Progress | None = None) -> LoadReport:
+    def load(self, progress: Progress | None = None) -> None:
         """Allocate, fill the model, allocate the cache (untouched), and make it ready to run."""
-        began = time.perf_counter()
         with torch.inference_mode():
             bind(self.model, self._place(self.device, self.max_model_len))
             if self.description.format == "dummy" or self.config.model.load_format == "dummy":
@@ -113,10 +91,8 @@ class Worker:
                 with open_checkpoint(self.description) as checkpoint:
                     load_weights(self.model, checkpoint, progress=progress)
             self._make_cache()
-        self.load_report = LoadReport(self._weight_bytes, time.perf_counter() - began)
         if self.config.device.require_route:
             self._check_routes()
-        return self.load_report
 
     def execute(self, step: ScheduledStep) -> StepResult:
         """Run one step; an exception means that the whole step failed. `load` must have been called."""
@@ -149,14 +125,14 @@ class Worker:
             cache_dtype=self.cache_dtype,
             tp=Axis(),
             max_model_len=length,
-            quant_for=select(self.description.config.get("quantization_config"), self.dtype),
+            quant_for=select(self.description.config.get("quantization_config"), self.dtype, self.kernels),
         )
 
     def _shape(self) -> ModelShape:
         """The exact sizes of the bound model."""
         c = self.model.config
         return ModelShape(
-            weight_bytes=self._weight_bytes,
+            weight_bytes=self.weight_bytes,
             vocab_size=c.vocab_size,
             hidden_size=c.hidden_size,
             intermediate_size=c.intermediate_size,
@@ -193,9 +169,3 @@ class Worker:
         fallbacks = [str(route) for route in self.kernels.routes.values() if route.is_fallback]
         if fallbacks:
             raise ConfigError(f"--require-route: these ops would fall back to their reference: {'; '.join(fallbacks)}")
-
-
-def weight_bytes(model: nn.Module) -> int:
-    """Bytes of every tensor a bound model fills from its checkpoint; shared (tied) ones count once."""
-    layers = (module for module in model.modules() if isinstance(module, Layer))
-    return sum(source.target.nbytes for layer in layers for source in layer.sources())

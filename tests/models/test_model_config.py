@@ -132,10 +132,11 @@ def test_unknown_architectures_are_refused_with_what_there_is() -> None:
 
 
 def test_quantized_checkpoints_are_refused_by_name() -> None:
-    assert isinstance(select(None, torch.float32)("model.layers.0.mlp.down_proj"), Unquantized)
+    kernels = placement().kernels
+    assert isinstance(select(None, torch.float32, kernels)("model.layers.0.mlp.down_proj"), Unquantized)
     for config in ({"quant_method": "gptq", "bits": 4}, {"quant_method": "fp8"}, {"bits": 4}):
         with pytest.raises(CheckpointError, match=f"{config.get('quant_method', 'unnamed')}.*not supported"):
-            select(config, torch.float32)
+            select(config, torch.float32, kernels)
 
 
 def test_older_files_mean_what_they_meant() -> None:
