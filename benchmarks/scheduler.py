@@ -37,7 +37,7 @@ def time_decode(num_sequences: int, *, overlaps: bool) -> tuple[float, float]:
     )
     scheduler = Scheduler(options, num_sequences * 64)
     for i in range(num_sequences):
-        scheduler.add(request(i, 64, 8000), 0.0)
+        scheduler.add(request(i, 64, 8000))
     launched: deque[ScheduledStep] = deque()
     scheduling, updating = [], []
     while len(updating) < NUM_STEPS:
@@ -59,7 +59,7 @@ def time_requests(count: int) -> float:
     scheduler = Scheduler(SchedulerOptions(max_model_len=4096, max_num_batched_tokens=4096), 4096)
     before = time.perf_counter()
     for i in range(count):
-        scheduler.add(request(i, 40, 8), 0.0)
+        scheduler.add(request(i, 40, 8))
     while (step := scheduler.schedule(0.0)) is not None:
         scheduler.update(step, answer(step), 0.0)
     return count / (time.perf_counter() - before)

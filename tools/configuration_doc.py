@@ -24,9 +24,13 @@ it is out of date.
 
 A setting is given as a flag (`--max-num-seqs 64`, `--max_num_seqs=64`), as a line of a YAML file passed with `--config`
 (`max-num-seqs: 64`), as a keyword of `LLM` (`max_num_seqs=64`), or, where one is named, by an environment variable. A
-flag wins over a variable, a variable over the file, the file over the default. Numbers may carry a size: `32k` is
-32,000, `32K` is 32,768, `4GiB` is what it says. Switches have a `--no-` form. Objects are JSON, or keys behind a dot:
-`--hf-overrides.rope_theta 1000000`. A list takes several values or is repeated.
+flag wins over a variable, a variable over the file, the file over the default. Switches have a
+`--no-` form. Objects are JSON, or keys behind a dot: `--hf-overrides.rope_theta 1000000`. A list takes several values or
+is repeated.
+
+Numbers and sizes in bytes (`--memory` too) may carry a unit, the same everywhere: small `k`, `m`, `g`, `t` count in
+thousands and capital `K`, `M`, `G`, `T` in 1,024s, as in vLLM; `kB`, `MB`, `GB`, `TB` and `KiB`, `MiB`, `GiB`, `TiB` are
+what they say. So `32k` is 32,000, `32K` is 32,768, `8g` is 8,000,000,000 bytes and `8G` is `8GiB`.
 
 What is left at `auto` is decided when the model and the machine are known; every decision is printed with its reason.
 Flags of vLLM that do not exist here are refused with the reason; none is ignored.

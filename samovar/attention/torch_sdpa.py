@@ -15,11 +15,12 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from samovar.attention.base import AttentionCall, AttentionPlan, AttentionSpec, Spans
 from samovar.core.device_facts import DeviceFacts
+from samovar.hardware.memory import GATHERED_KEYS, QUERY_TILE
 
-GATHERED_TOKENS = 16384
+GATHERED_TOKENS = GATHERED_KEYS
 """Most keys that one batch of decoding sequences gathers at a time (a longer sequence goes alone)."""
 
-TILE = 256
+TILE = QUERY_TILE
 """Queries of a prefill chunk that attend together: bounds the mask to TILE x visible keys."""
 
 SLACK_TOKENS = 64
@@ -214,6 +215,7 @@ def _prefill(
         else:
             y = bounded_attention(*part, call, sinks)
         out[start:stop] = y[0].transpose(0, 1)
+        del mask, part, y  # The plan counts one tile: this one must be gone before the next is made.
     assert last == total, f"{last} keys planned, {total} gathered"
 
 
@@ -254,19 +256,3 @@ def bounded_attention(
         weights = scores.softmax(-1)
     y = weights.reshape(n, kv_heads, -1, k.shape[2]) @ v.float()
     return y.view(q.shape).to(q.dtype)
-
-
-def workspace_bytes(spec: AttentionSpec, max_model_len: int, element_size: int) -> int:
-    """Most bytes that one layer's `run` holds beside its result, for activations of `element_size` bytes.
-
-    Gathered keys and values (converted, if the cache has another dtype), plus a tile's mask and, where scores are kept,
-    the scores of a tile twice in float32.
-    """
-    visible = max_model_len if spec.cache.window is None else min(max_model_len, spec.cache.window + TILE)
-    keys = max(visible, GATHERED_TOKENS)
-    row = 2 * spec.cache.num_kv_heads * spec.cache.head_dim
-    converted = element_size if element_size != spec.cache.bytes_per_element else 0
-    total = keys * row * (spec.cache.bytes_per_element + converted) + TILE * visible * (element_size + 1)
-    if spec.softcap is not None or spec.has_sinks:
-        total += spec.num_heads * TILE * visible * 2 * 4 + keys * row * 4
-    return total

@@ -44,8 +44,3 @@ class KVCache:
         for layer in self.layers:
             for tensor in layer:
                 tensor[targets] = tensor[sources]
-
-
-def bytes_per_block(specs: Sequence[CacheSpec], block_size: int) -> int:
-    """Bytes that one block takes over all layers."""
-    return block_size * sum(spec.bytes_per_token for spec in specs)

@@ -18,14 +18,15 @@ from samovar.cli.http_stream import (
     get_json,
     request,
 )
+from samovar.config.engine import ENGINE_GROUPS
 from samovar.config.field import Group, field
 from samovar.config.flags import to_words
-from samovar.config.groups import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig
+from samovar.config.groups import ModelConfig
 from samovar.config.load import Settings
 from samovar.config.rules import check_request
 from samovar.errors import SamovarError
 
-ENGINE_OPTIONS: tuple[type[Group], ...] = (ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig)
+ENGINE_OPTIONS: tuple[type[Group], ...] = tuple(ENGINE_GROUPS.values())
 
 
 class ServerOptions(Group):
@@ -86,12 +87,16 @@ def _own_server(settings: Settings) -> Iterator[Connection]:
 
     check_request(settings.engine)
     fetch(settings[ModelConfig])
-    words = [word for group in ENGINE_OPTIONS for word in to_words(settings[group], settings.given)]
     print(f"starting {settings[ModelConfig].model} ...", file=sys.stderr)
     key = settings[ServerOptions].api_key
-    with local_server([*words, *(["--api-key", key] if key else [])]) as address:
+    with local_server([*engine_words(settings), *(["--api-key", key] if key else [])]) as address:
         at = Address(uds=address.uds, prefix="/v1")
         yield Connection(at, asyncio.run(model_names(at, key))[0], key)
+
+
+def engine_words(settings: Settings) -> list[str]:
+    """The engine's flags that were given, as they stand on the command line of a server of our own."""
+    return [word for group in ENGINE_OPTIONS for word in to_words(settings[group], settings.given)]
 
 
 async def model_names(address: Address, api_key: str | None) -> list[str]:

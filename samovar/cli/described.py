@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from samovar.cli.output import ProgressLine
 from samovar.config.checkpoint import describe
@@ -15,6 +16,9 @@ from samovar.config.rules import check_request
 from samovar.core.device_facts import DeviceFacts
 from samovar.hardware.device import probe
 from samovar.hub.locate import locate
+
+if TYPE_CHECKING:
+    from samovar.worker.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +42,11 @@ def look_up(config: EngineConfig) -> Described:
     description = describe(fetch(config.model), config.model)
     facts = probe(config.device.device)
     return Described(description, facts, resolve(config, description, facts))
+
+
+def declare(found: Described) -> Worker:
+    """The worker that the engine would make of it, with its memory plan and routes, before any weight is loaded."""
+    # The worker brings torch, which few of the quick commands need.
+    from samovar.worker.worker import Worker
+
+    return Worker(found.resolved.config, found.description, found.facts)

@@ -7,11 +7,15 @@ import platform
 import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from samovar.cli.output import size, table
+from samovar.config.description import ModelDescription
+from samovar.config.engine import EngineConfig
 from samovar.config.field import VARIABLES, Group, cache_root, field, variable
 from samovar.config.load import Settings
+from samovar.config.resolve import dtype
 from samovar.core.device_facts import DeviceFacts
 from samovar.hardware.device import probe
 from samovar.hub.aliases import ALIASES
@@ -19,19 +23,21 @@ from samovar.hub.download import alias_path, is_cached
 
 USAGE = "samovar doctor [--json]"
 POSITIONAL = None
-PACKAGES = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "gguf",
-    "fastapi",
-    "uvicorn",
-    "msgspec",
-    "pyzmq",
-    "numpy",
-)
-OPTIONAL = ("triton", "flashinfer-python", "flash-attn-4", "mistral-common", "llguidance", "xgrammar")
+PACKAGES = {
+    "torch": "torch",
+    "tokenizers": "tokenizers",
+    "gguf": "gguf",
+    "huggingface-hub": "huggingface_hub",
+    "jinja2": "jinja2",
+    "starlette": "starlette",
+    "uvicorn": "uvicorn",
+    "msgspec": "msgspec",
+    "pyzmq": "zmq",
+    "numpy": "numpy",
+}
+"""Distribution -> module, of what the engine is built on."""
+OPTIONAL = {"triton": "triton", "flashinfer-python": "flashinfer", "mistral-common": "mistral_common"}
+"""The same for what it can do without."""
 SECRET = ("KEY", "TOKEN")
 
 
@@ -87,15 +93,18 @@ def find_compiler() -> str | None:
 
 def packages() -> dict[str, str]:
     """Versions of what the engine is built on; optional packages are named when present."""
-    found = {name: _version(name) for name in (*PACKAGES, *OPTIONAL)}
+    found = {name: _version(name, module) for name, module in (PACKAGES | OPTIONAL).items()}
     return {name: text or "missing" for name, text in found.items() if text or name in PACKAGES}
 
 
-def _version(name: str) -> str | None:
+def _version(name: str, module: str) -> str | None:
+    """The version; None if the module cannot be imported, whatever the metadata says."""
+    if find_spec(module) is None:
+        return None
     try:
         return version(name)
     except PackageNotFoundError:
-        return None
+        return "present, of unknown version"
 
 
 def caches() -> dict[str, str]:
@@ -126,16 +135,9 @@ def variables() -> dict[str, str]:
 
 def verdicts(facts: DeviceFacts) -> dict[str, str]:
     """What follows for a model."""
-    if facts.kind == "cuda":
-        dtype = "bfloat16" if facts.has_fast_bf16 else "float16"
-    else:
-        dtype = (
-            f"bfloat16 ({facts.architecture} multiplies it in hardware)"
-            if facts.has_fast_bf16
-            else "float32 (no fast bfloat16)"
-        )
+    decided = dtype(EngineConfig(), BFLOAT16_MODEL, facts)
     return {
-        "dtype": dtype,
+        "dtype": f"{decided.value} ({decided.reason})" if decided else EngineConfig().model.dtype,
         "kernels": "plain torch; `samovar routes MODEL` lists each operation",
         "memory": "`samovar plan MODEL` says what fits",
     }

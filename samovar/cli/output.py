@@ -9,7 +9,7 @@ from types import TracebackType
 
 
 def size(count: int) -> str:
-    """Bytes for people: `98.4 MB` is 98,400,000 bytes' worth of MiB, so `93.8 MiB`."""
+    """Bytes for people, in binary units: 98,400,000 -> `93.8 MiB`."""
     value = float(count)
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:
@@ -33,8 +33,8 @@ def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: s
 class ProgressLine:
     """One line on standard error, redrawn at most ten times a second; silent where nobody watches."""
 
-    def __init__(self, label: str, *, unit: str = "", is_bytes: bool = False) -> None:
-        self.label, self.unit, self.is_bytes = label, unit, is_bytes
+    def __init__(self, label: str, *, is_bytes: bool = False) -> None:
+        self.label, self.is_bytes = label, is_bytes
         self.is_shown = sys.stderr.isatty()
         self.began = time.monotonic()
         self._drawn = 0.0
@@ -51,12 +51,10 @@ class ProgressLine:
         """The line itself."""
         shown = (size(done), size(total)) if self.is_bytes else (f"{done:,}", f"{total:,}")
         if not total:
-            return f"{self.label}  {shown[0]} {self.unit}".rstrip()
+            return f"{self.label}  {shown[0]}"
         filled = 24 * done // total
         left = f", {seconds / done * (total - done):.0f} s left" if done and seconds > 1 and done < total else ""
-        return (
-            f"{self.label}  [{'█' * filled}{'·' * (24 - filled)}] {shown[0]} of {shown[1]} {self.unit}{left}".rstrip()
-        )
+        return f"{self.label}  [{'█' * filled}{'·' * (24 - filled)}] {shown[0]} of {shown[1]}{left}"
 
     def __enter__(self) -> ProgressLine:
         return self

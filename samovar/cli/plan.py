@@ -1,16 +1,17 @@
-"""Says what memory a model needs here, line by line, from its headers; no weight is read."""
+"""Says what memory a model needs here, line by line: the plan of the engine itself; no weight is read."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from samovar.cli.described import Described, look_up
+from samovar.cli.described import Described, declare, look_up
 from samovar.cli.output import size, table
+from samovar.config.engine import ENGINE_GROUPS
 from samovar.config.field import Group, field
-from samovar.config.groups import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, SourceConfig
+from samovar.config.groups import SourceConfig
 from samovar.config.load import Settings
-from samovar.hardware.memory import MemoryPlan, plan_memory, shape_of
+from samovar.hardware.memory import MemoryPlan
 
 USAGE = "samovar plan [MODEL] [flags]"
 POSITIONAL = "model"
@@ -23,13 +24,13 @@ class PlanOptions(Group):
     """Print one JSON object instead of tables."""
 
 
-OPTIONS = (PlanOptions, SourceConfig, ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig)
+OPTIONS = (PlanOptions, SourceConfig, *ENGINE_GROUPS.values())
 
 
 def run(settings: Settings) -> int:
     """Print the plan. A model that does not fit raises `MemoryPlanError` with what would help."""
     found = look_up(settings.engine)
-    plan = plan_memory(shape_of(found.description, found.resolved.config), found.facts, found.resolved.config)
+    plan = declare(found).memory_plan
     print(json.dumps(as_json(found, plan), indent=2) if settings[PlanOptions].json else as_text(found, plan))
     return 0
 

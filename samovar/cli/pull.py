@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from samovar.cli.output import ProgressLine, size
+from samovar.cli.described import fetch
+from samovar.cli.output import size
+from samovar.config.checkpoint import describe
 from samovar.config.groups import ModelConfig, SourceConfig
 from samovar.config.load import Settings
-from samovar.hub.pull import pull
+from samovar.errors import ConfigError
+from samovar.hub.locate import locate_tokenizer
 
 USAGE = "samovar pull MODEL [flags]"
 POSITIONAL = "model"
@@ -13,10 +16,14 @@ OPTIONS = (SourceConfig, ModelConfig)
 
 
 def run(settings: Settings) -> int:
-    """Fetch, describe, and say where it is."""
+    """Fetch, read the headers, which proves that every file is here and whole in size, and say where it is."""
     model = settings[ModelConfig]
-    with ProgressLine(f"downloading {model.model}", is_bytes=True) as progress:
-        path, description = pull(model, progress=progress)
+    if model.offline:
+        raise ConfigError("--offline forbids to pull a model; leave it out")
+    path = fetch(model)
+    description = describe(path, model)
     stored = size(description.stored_bytes)
     print(f"{path}\n{description.architecture}, {description.num_parameters / 1e6:,.0f} M parameters, {stored}")
+    if (tokenizer := locate_tokenizer(model)) is not None:
+        print(f"{tokenizer}\ntokenizer")
     return 0

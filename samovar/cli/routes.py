@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from samovar.cli.described import look_up
-from samovar.config.groups import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, SourceConfig
+from samovar.cli.described import declare, look_up
+from samovar.config.engine import ENGINE_GROUPS
+from samovar.config.groups import SourceConfig
 from samovar.config.load import Settings
 
 USAGE = "samovar routes [MODEL] [flags]"
 POSITIONAL = "model"
-OPTIONS = (SourceConfig, ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig)
+OPTIONS = (SourceConfig, *ENGINE_GROUPS.values())
 
 
 def run(settings: Settings) -> int:
     """Bind the model without weights and print its routes."""
     found = look_up(settings.engine)
-    # The worker brings torch, which only this command of the quick ones needs.
-    from samovar.worker.worker import Worker
-
-    worker = Worker(found.resolved.config, found.description, found.facts)
+    worker = declare(found)
     config = found.resolved.config
     print(
         f"{found.description.architecture}, {config.model.dtype}, on {found.facts.kind} ({found.facts.architecture})\n"

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from samovar.cli.described import fetch
-from samovar.config.groups import (
-    CacheConfig,
-    DeviceConfig,
-    ModelConfig,
-    SchedulerConfig,
-    ServerConfig,
-    SourceConfig,
-)
+from samovar.config.engine import ENGINE_GROUPS
+from samovar.config.groups import ServerConfig, SourceConfig
 from samovar.config.load import Settings
 from samovar.config.rules import check_request, check_server
 
 USAGE = "samovar serve [MODEL] [flags]"
 POSITIONAL = "model"
-OPTIONS = (SourceConfig, ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig, ServerConfig)
+OPTIONS = (SourceConfig, *ENGINE_GROUPS.values(), ServerConfig)
 
 
 def run(settings: Settings) -> int:

@@ -86,7 +86,6 @@ def _describe_folder(folder: Path, model_config: ModelConfig) -> ModelDescriptio
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder}: has no config.json and no .gguf file")
     config = _overlay(_flat(read_json(folder / "config.json")), model_config.hf_overrides)
-    _refuse_quantized(folder, config, model_config)
     own = read_json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else {}
     ends = _ids(own.get("eos_token_id")) + _tokenizer_ends(folder)
     defaults = _generation_config(model_config, own)
@@ -204,20 +203,6 @@ def _tokenizer_ends(folder: Path) -> list[int]:
         for i, token in added.items()
         if i.isdecimal() and isinstance(token, dict) and token.get("content") == text
     ]
-
-
-def _refuse_quantized(folder: Path, config: dict[str, Any], model_config: ModelConfig) -> None:
-    """Weights in a quantized safetensors format are refused by name rather than read as something they are not."""
-    stored = config.get("quantization_config") or config.get("compression_config")
-    if stored:
-        method = stored.get("quant_method", "unknown") if isinstance(stored, dict) else stored
-        raise CheckpointError(
-            f"{folder}: quantization {method!r} is not supported yet; use an unquantized or GGUF version of the model"
-        )
-    if model_config.quantization is not None:
-        raise ConfigError(
-            f"--quantization {model_config.quantization!r} is not supported yet; {folder} is not quantized"
-        )
 
 
 def _context_length(path: Path, config: dict[str, Any]) -> int:

@@ -17,8 +17,6 @@ _ENGINE_PROCESS = "the engine always has its own process under `serve`"
 _POOLING = "embedding, scoring and classification models are not supported yet"
 
 REASONS: dict[str, str] = {
-    "tokenizer_revision": "--tokenizer names local files; the model's own tokenizer is pinned by --revision",
-    "chat_template_content_format": "whether a template takes text or parts is read from the template",
     "tokenizer_mode": "the tokenizer kind is read from the checkpoint",
     "config_format": "the format is read from the checkpoint",
     "hf_config_path": "use --hf-overrides for single values, or a folder with its own config.json",

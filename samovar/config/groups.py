@@ -20,9 +20,11 @@ class ModelConfig(Group):
     model: str = field(default="smollm2")
     """Model: an embedded alias, a directory, a .gguf file, or a hub id."""
     tokenizer: str | None = field(default=None)
-    """Tokenizer folder, tokenizer.json or .gguf file, if not the model's own."""
+    """Tokenizer, if not the model's own: a folder, a tokenizer.json or .gguf file, an alias, or a hub id."""
     revision: str | None = field(default=None)
     """Hub revision (branch, tag or commit); pins every file of the model."""
+    tokenizer_revision: str | None = field(default=None)
+    """Hub revision of the tokenizer, if not the one of its repository that is used anyway."""
     dtype: str = field(default="auto", choices=("auto", "float32", "float", "bfloat16", "float16", "half"))
     """Type of weights and activations."""
     max_model_len: int | None = field(default=None, ge=1, also=(-1,))
@@ -131,6 +133,8 @@ class ServerConfig(Group):
     """Names the model answers to; the first is reported."""
     chat_template: str | None = field(default=None)
     """Chat template file, or the template itself."""
+    chat_template_content_format: str = field(default="auto", choices=("auto", "string", "openai"))
+    """How the template takes message content: as one string, or as a list of parts. Default: as its source shows."""
     default_chat_template_kwargs: dict[str, Any] = field(factory=dict)
     """JSON object of template variables."""
     trust_request_chat_template: bool = field(default=False)
@@ -168,4 +172,4 @@ class ServerConfig(Group):
     log_level: str = field(default="info", choices=("debug", "info", "warning", "error"), env="SAMOVAR_LOG_LEVEL")
     """Least important messages to log."""
     engine_timeout: float = field(default=120.0, ge=1)
-    """Seconds without progress, while work exists, after which the engine counts as stuck."""
+    """Seconds without progress, while it starts or work exists, after which the engine counts as stuck."""

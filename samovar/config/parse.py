@@ -25,7 +25,8 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 def parse_integer(text: str) -> int:
     """`4096`, `32k` (32,000), `32K` (32,768), `1M`, `1.5GiB`, `-1`. ValueError for anything else.
 
-    Small letters count in thousands and capitals in 1,024s, as in vLLM; KiB, MiB, GiB and kB, MB, GB are what they say.
+    The only reader of counts and of sizes in bytes, so that `8g` means the same for every setting. Small letters count
+    in thousands and capitals in 1,024s, as in vLLM; KiB, MiB, GiB and kB, MB, GB are what they say.
     """
     match = _NUMBER.fullmatch(text.strip())
     if match is None or match[2] not in _SUFFIXES:

@@ -105,14 +105,6 @@ def threads(config: EngineConfig, description: ModelDescription, facts: DeviceFa
     return Decision("threads", facts.num_threads, "physical cores this process may use")
 
 
-def memory(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> Decision | None:
-    """One spelling of the budget for whoever plans memory."""
-    if config.cache.gpu_memory_utilization is not None:
-        fraction = config.cache.gpu_memory_utilization
-        return Decision("memory", f"{fraction:g}", "from --gpu-memory-utilization")
-    return None
-
-
 def max_model_len(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> Decision | None:
     """The model's own context. -1 stays: the memory plan turns it into what fits."""
     if config.model.max_model_len is not None:
@@ -162,7 +154,6 @@ DECIDERS: tuple[Decider, ...] = (
     dtype,
     kv_cache_dtype,
     threads,
-    memory,
     max_model_len,
     max_num_batched_tokens,
     step_time_target_ms,

@@ -42,11 +42,7 @@ def no_determinism_yet(config: EngineConfig) -> str | None:
 def one_memory_budget(config: EngineConfig) -> str | None:
     """Two spellings of one budget may not both be given."""
     cache = config.cache
-    if (
-        cache.memory is not None
-        and cache.gpu_memory_utilization is not None
-        and cache.memory != f"{cache.gpu_memory_utilization:g}"
-    ):
+    if cache.memory is not None and cache.gpu_memory_utilization is not None:
         return f"--memory {cache.memory} and --gpu-memory-utilization {cache.gpu_memory_utilization} set the same thing; give one"
     return None
 
@@ -95,6 +91,13 @@ def format_is_there(config: EngineConfig, description: ModelDescription, facts: 
     return None
 
 
+def gguf_is_there(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> str | None:
+    """`--quantization gguf` is for GGUF files."""
+    if config.model.quantization == "gguf" and description.format not in ("gguf", "dummy"):
+        return f"--quantization gguf: {description.path} is {description.format}; leave the flag out"
+    return None
+
+
 def context_within_model(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> str | None:
     """Positions the model never saw need the rope settings changed knowingly."""
     longest, own = config.model.max_model_len or 0, description.max_position_embeddings
@@ -121,6 +124,7 @@ REQUEST_RULES: tuple[Callable[[EngineConfig], str | None], ...] = (
 RESULT_RULES: tuple[Callable[[EngineConfig, ModelDescription, DeviceFacts], str | None], ...] = (
     device_is_there,
     format_is_there,
+    gguf_is_there,
     context_within_model,
 )
 """What can be said when nothing is open any more."""

@@ -17,6 +17,14 @@ MIN_TEMPERATURE = 0.01
 
 MAX_BAD_WORDS = 128
 MAX_SEED = 2**63 - 1
+SWITCHES = (
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+)
+"""Fields that are true or false and nothing that merely counts as such."""
 
 
 class OutputKind(IntEnum):
@@ -100,6 +108,7 @@ class SamplingParams:
                 _integer(name, getattr(self, name), -1)
         if self.stream_interval is not None:
             _integer("stream_interval", self.stream_interval, 1)
+        self._check_kinds()
         self._check_lists()
         self._check_combinations()
 
@@ -115,6 +124,17 @@ class SamplingParams:
             set_(self, "seed", None)
         if self.logit_bias is not None:
             set_(self, "logit_bias", _parse_bias(self.logit_bias))
+
+    def _check_kinds(self) -> None:
+        for name in SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                _fail(name, getattr(self, name), "True or False")
+        if not isinstance(self.skip_reading_prefix_cache, bool | None):
+            _fail("skip_reading_prefix_cache", self.skip_reading_prefix_cache, "True, False or None")
+        if not isinstance(self.output_kind, OutputKind):
+            _fail(
+                "output_kind", self.output_kind, "one of " + ", ".join(f"OutputKind.{kind.name}" for kind in OutputKind)
+            )
 
     def _check_lists(self) -> None:
         for name in ("stop", "bad_words"):

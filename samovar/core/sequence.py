@@ -57,13 +57,5 @@ class Sequence:
         return len(self.token_ids)
 
     @property
-    def num_output_tokens(self) -> int:
-        return len(self.token_ids) - self.num_prompt_tokens
-
-    @property
-    def output_token_ids(self) -> list[int]:
-        return self.token_ids[self.num_prompt_tokens :]
-
-    @property
     def key(self) -> tuple[str, int]:
         return (self.request.request_id, self.index)

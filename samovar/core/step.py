@@ -23,7 +23,6 @@ class SlotStart:
     stop_token_ids: list[int]
     """eos (unless ignored) and stop ids: what `min_tokens` must mask."""
     sampling_key: int
-    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

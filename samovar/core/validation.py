@@ -1,7 +1,7 @@
 """The one door into the engine: sampling parameters checked against the model and the server's limits.
 
-Nothing behind this door re-checks: an id that passes here is inside the vocabulary, a length fits the context.
-Knows no HTTP and no tokenizer.
+What passes here is inside the vocabulary and fits the context; a client hears of anything else with the name of its
+field. What the engine still looks at behind this door guards against our own bugs. Knows no HTTP and no tokenizer.
 """
 
 from __future__ import annotations

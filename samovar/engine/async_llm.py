@@ -14,7 +14,7 @@ from samovar.core.request import Request
 from samovar.core.sampling_params import SamplingParams
 from samovar.core.sequence import FinishReason
 from samovar.engine.build import find_model
-from samovar.engine.door import DEFAULT_MAX_TOKENS, make_preparer
+from samovar.engine.door import DEFAULT_MAX_TOKENS, load_text, make_preparer
 from samovar.engine.engine_args import EngineArgs
 from samovar.engine.process_client import ProcessEngineClient
 from samovar.engine.prompts import PromptType, split_prompt
@@ -152,5 +152,6 @@ class AsyncLLM:
 
     async def _start(self) -> Preparer:
         description = await asyncio.to_thread(find_model, self._config)
+        text = await asyncio.to_thread(load_text, self._config, description, chat_template=self._chat_template)
         await self._client.start()
-        return make_preparer(self._config, description, self._client.info, chat_template=self._chat_template)
+        return make_preparer(self._config, description, self._client.info, text)

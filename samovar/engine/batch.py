@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from samovar.core.outputs import SequenceOutput
 from samovar.core.request import Request
 from samovar.engine.engine import Engine
+from samovar.engine.metrics import RequestRecord, ServingMetrics
 from samovar.engine.request_output import OutputCollector, RequestOutput
 from samovar.text.output import RequestPipeline
 from samovar.text.tokenizer import Tokenizer
@@ -15,15 +17,19 @@ from samovar.text.tokenizer import Tokenizer
 class _Task:
     """One request under way: its text pipeline and what has come of it."""
 
-    def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, request: Request, prompt: str | None, tokenizer: Tokenizer | None, record: RequestRecord
+    ) -> None:
         self.pipeline = RequestPipeline(tokenizer, request)
         self.collector = OutputCollector(request, prompt)
+        self.record = record
 
     def take(self, output: SequenceOutput) -> list[int]:
         """Take in one output; returns the choices a stop string ended, which the engine still runs."""
         event = self.pipeline.feed(output)
         if event is not None:
             self.collector.add(event)
+            self.record.take(event, time.monotonic())
         return self.pipeline.take_stopped()
 
 
@@ -31,32 +37,37 @@ def run_batch(
     engine: Engine,
     tokenizer: Tokenizer | None,
     requests: Sequence[tuple[Request, str | None]],
+    metrics: ServingMetrics,
     *,
     show_progress: bool = False,
 ) -> list[RequestOutput]:
-    """Run (request, prompt text) pairs to their ends. If interrupted, what has not ended is aborted."""
-    tasks = {request.request_id: _Task(request, prompt, tokenizer) for request, prompt in requests}
-    running = dict(tasks)
-    progress = Progress(len(tasks)) if show_progress else None
+    """Run (request, prompt text) pairs to their ends, and count them. If interrupted, what has not ended is aborted."""
+    tasks: dict[str, _Task] = {}
+    running: dict[str, _Task] = {}
+    progress = Progress(len(requests)) if show_progress else None
     try:
-        for request, _ in requests:
+        for request, prompt in requests:
             engine.add(request)
+            task = _Task(request, prompt, tokenizer, metrics.begin(request))
+            tasks[request.request_id] = running[request.request_id] = task
         while running:
             num_tokens = 0
             for output in engine.step():
-                task = running.get(output.request_id)
-                if task is None:
+                if (at := running.get(output.request_id)) is None:
                     continue
                 num_tokens += len(output.token_ids)
-                for index in task.take(output):
+                for index in at.take(output):
                     engine.abort(output.request_id, index)
-                if task.collector.output.finished:
+                if at.collector.output.finished:
                     del running[output.request_id]
+                    at.record.end(abandoned=False, failed=False)
+            metrics.take_snapshot(engine.stats())
             if progress is not None:
                 progress.update(len(tasks) - len(running), num_tokens)
     finally:
-        for request_id in running:
+        for request_id, task in running.items():
             engine.abort(request_id)
+            task.record.end(abandoned=True, failed=False)
         while engine.has_work:
             engine.step()
         if progress is not None:

@@ -16,6 +16,7 @@ from samovar.core.request import Request
 from samovar.core.sampling_params import SamplingParams
 from samovar.engine.batch import run_batch
 from samovar.engine.engine import Engine
+from samovar.engine.metrics import ServingMetrics
 from samovar.engine.request_output import BeamSearchOutput, BeamSearchSequence, Logprob, RequestOutput
 from samovar.errors import ValidationError
 from samovar.text.prepare import Preparer
@@ -120,19 +121,23 @@ def search(
     preparer: Preparer,
     prompts: Sequence[list[int]],
     params: BeamSearchParams,
+    metrics: ServingMetrics,
     concurrency_limit: int | None = None,
 ) -> list[BeamSearchOutput]:
-    """Search below each prompt (token ids), `concurrency_limit` of them side by side."""
+    """Search below each prompt (token ids), `concurrency_limit` of them side by side. Each beam's step is counted as a
+    request."""
     group = concurrency_limit or max(1, len(prompts))
     results: list[BeamSearchOutput] = []
     for first in range(0, len(prompts), group):
         searches = [_Search(prompt, [_Beam(list(prompt))]) for prompt in prompts[first : first + group]]
-        _search_together(engine, preparer, searches, params)
+        _search_together(engine, preparer, searches, params, metrics)
         results += [_with_text(found.result(params.beam_width), preparer, params) for found in searches]
     return results
 
 
-def _search_together(engine: Engine, preparer: Preparer, searches: list[_Search], params: BeamSearchParams) -> None:
+def _search_together(
+    engine: Engine, preparer: Preparer, searches: list[_Search], params: BeamSearchParams, metrics: ServingMetrics
+) -> None:
     # The limit on logprobs is for clients; a search may need more than they may ask for.
     wide = replace(preparer.limits, max_logprobs=preparer.limits.vocab_size)
     sampling = SamplingParams(
@@ -150,7 +155,7 @@ def _search_together(engine: Engine, preparer: Preparer, searches: list[_Search]
         if not jobs:
             break
         requests: list[tuple[Request, str | None]] = [(door.from_ids(beam.ids, sampling), None) for _, beam in jobs]
-        outputs = run_batch(engine, preparer.tokenizer, requests)
+        outputs = run_batch(engine, preparer.tokenizer, requests, metrics)
         taken = 0
         for found in searches:
             if round_number == 0 or found.beams:

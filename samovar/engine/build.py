@@ -26,10 +26,41 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OnPhase: TypeAlias = Callable[[str], None]
-"""Hears the name of each phase as it begins."""
+"""Hears the name of each phase as it begins, and again while it makes progress."""
 
 EngineBuilder: TypeAlias = Callable[[EngineConfig, OnPhase], tuple[Engine, EngineInfo]]
 """(configuration, listener for phases) -> (engine, its facts)."""
+
+
+SIGN_SECONDS = 0.3
+"""How often a phase that goes on is named again; well below the shortest `engine_timeout`."""
+
+
+def signs_of_life(phase: str, on_phase: OnPhase) -> Callable[[int, int], None]:
+    """A progress listener that names `phase` again and again, so that a long load is not taken for a stuck one."""
+    last = time.monotonic()
+
+    def listen(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= SIGN_SECONDS:
+            last = now
+            on_phase(phase)
+
+    return listen
+
+
+def once_each(listener: OnPhase) -> OnPhase:
+    """`listener`, spared the repetitions that only show progress."""
+    current = ""
+
+    def listen(phase: str) -> None:
+        nonlocal current
+        if phase != current:
+            current = phase
+            listener(phase)
+
+    return listen
 
 
 def find_model(config: EngineConfig) -> ModelDescription:
@@ -57,7 +88,7 @@ def build_engine(
     on_phase("planning memory")
     worker = Worker(resolved.config, description, facts)
     on_phase("loading weights")
-    worker.load()
+    worker.load(signs_of_life("loading weights", on_phase))
     on_phase("starting")
     engine, info = _assemble(worker, resolved, config.model.model, started)
     for name, value, reason in info.decisions:
@@ -68,14 +99,13 @@ def build_engine(
 def _assemble(worker: Worker, resolved: Resolved, name: str, started: float) -> tuple[Engine, EngineInfo]:
     # A length of -1 became a number in the memory plan.
     config = with_settings(resolved.config, max_model_len=worker.max_model_len)
-    # The front end limits its queue; an offline batch may be any size.
-    options = SchedulerOptions.from_config(config, limits_queue=False)
+    options = SchedulerOptions.from_config(config)
     identity = CacheIdentity(
         model=str(worker.description.path), weights_version="1", kv_dtype=config.cache.kv_cache_dtype
     )
-    scheduler = Scheduler(options, worker.num_blocks, cache_specs=worker.cache_specs, identity=identity)
-    engine = Engine(InProcessExecutor(worker), scheduler, overlap=options.async_scheduling)
-    report = worker.load_report
+    executor = InProcessExecutor(worker)
+    scheduler = Scheduler(options, executor.num_blocks, cache_specs=executor.cache_specs, identity=identity)
+    engine = Engine(executor, scheduler, overlap=options.async_scheduling)
     info = EngineInfo(
         model=name,
         architecture=worker.description.architecture,
@@ -84,11 +114,11 @@ def _assemble(worker: Worker, resolved: Resolved, name: str, started: float) -> 
         dtype=config.model.dtype,
         kv_cache_dtype=config.cache.kv_cache_dtype,
         block_size=config.cache.block_size,
-        num_blocks=worker.num_blocks,
+        num_blocks=executor.num_blocks,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         load_seconds=time.monotonic() - started,
-        weight_bytes=0 if report is None else report.weight_bytes,
+        weight_bytes=worker.weight_bytes,
         prefix_caching=options.enable_prefix_caching,
         scheduling_policy=options.scheduling_policy,
         decisions=resolved.as_rows(),

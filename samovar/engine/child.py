@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
@@ -30,32 +31,43 @@ KILL_SECONDS = 5.0
 class EngineChild:
     """One engine process, from start to reaped, and the socket to it.
 
-    The socket lives in a directory only this user can enter. Standard input of the child stays open as the sign that
-    we live.
+    The socket is made in a directory that only this user can enter. On Linux its name is gone again before the child
+    starts, which gets a descriptor of it instead: nothing is left behind however we end. Standard input of the child
+    stays open as the sign that we live.
     """
 
     def __init__(self, config: EngineConfig, *, entry: str = ENTRY, log_level: str = "INFO") -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="samovar-"))
-        self._is_connected = False
-        address = f"ipc://{self._directory}/engine"
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.bind(address)
-        setup = {"address": address, "parent": os.getpid(), "config": config, "log_level": log_level}
-        self._process = self._spawn(entry, msgspec.msgpack.encode(setup))
+        path = self._directory / "engine"
+        self._socket.bind(f"ipc://{path}")
+        setup = {"address": f"ipc://{path}", "parent": os.getpid(), "config": config, "log_level": log_level}
+        if sys.platform != "linux":
+            self._process = self._spawn(entry, setup, ())
+            return
+        # O_PATH names the socket itself; opened through /proc it is found even when it has no name any more.
+        descriptor = os.open(path, os.O_PATH)
+        shutil.rmtree(self._directory)
+        try:
+            self._process = self._spawn(entry, setup | {"address": f"ipc:///proc/self/fd/{descriptor}"}, (descriptor,))
+        finally:
+            os.close(descriptor)
 
-    def _spawn(self, entry: str, body: bytes) -> subprocess.Popen[bytes]:
+    def _spawn(self, entry: str, setup: dict[str, Any], descriptors: tuple[int, ...]) -> subprocess.Popen[bytes]:
         # Its own session: a Ctrl-C or Ctrl-Z in the terminal reaches only us, and we decide what becomes of it.
         process = subprocess.Popen(
             [sys.executable, "-m", entry],
             stdin=subprocess.PIPE,
             stdout=sys.stderr.fileno() if _has_descriptor() else subprocess.DEVNULL,
             start_new_session=True,
+            pass_fds=descriptors,
         )
         assert process.stdin is not None
+        body = msgspec.msgpack.encode(setup)
         try:
             process.stdin.write(len(body).to_bytes(8, "little") + body)
             process.stdin.flush()
@@ -88,12 +100,7 @@ class EngineChild:
 
     async def receive(self) -> EngineMessage:
         """The next message of the engine."""
-        data = await self._socket.recv()
-        if not self._is_connected:
-            # Once connected nobody needs the name any more, and a killed parent could not remove it.
-            self._is_connected = True
-            shutil.rmtree(self._directory, ignore_errors=True)
-        return decode_engine(data)
+        return decode_engine(await self._socket.recv())
 
     async def wait(self, timeout: float) -> bool:
         """Wait until the process ended by itself; False if it still runs after `timeout` seconds."""

@@ -69,7 +69,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue one request; its outputs come out of `step`."""
-        self._scheduler.add(request, self._clock())
+        self._scheduler.add(request)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Stop a request, or one choice of it, in whatever state it is; no output of it comes out any more.

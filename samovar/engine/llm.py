@@ -14,12 +14,15 @@ from samovar.core.request import Request
 from samovar.core.sampling_params import OutputKind, SamplingParams
 from samovar.engine.batch import run_batch
 from samovar.engine.beam_search import BeamSearchParams, search
-from samovar.engine.build import build_engine, find_model
-from samovar.engine.door import DEFAULT_MAX_TOKENS, make_preparer
+from samovar.engine.build import build_engine, find_model, once_each
+from samovar.engine.door import DEFAULT_MAX_TOKENS, load_text, make_preparer
 from samovar.engine.engine_args import EngineArgs, engine_config
+from samovar.engine.metric_snapshots import Metric, snapshots
+from samovar.engine.metrics import ServingMetrics
 from samovar.engine.prompts import PromptType, prompt_list, split_prompt
 from samovar.engine.request_output import BeamSearchOutput, RequestOutput
 from samovar.errors import ConfigError, ValidationError
+from samovar.text.messages import ContentFormat
 from samovar.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -54,10 +57,14 @@ class LLM:
         self._is_shut_down = False
         self.description: ModelDescription = find_model(config)
         """What the checkpoint says about itself."""
-        self._engine, info = build_engine(config, _log_phase, self.description)
+        # Before the weights: a tokenizer or a template that cannot be read is known at once.
+        text = load_text(config, self.description, chat_template=chat_template)
+        self._engine, info = build_engine(config, once_each(_log_phase), self.description)
         self.info: EngineInfo = info
         """Facts about the loaded engine: sizes, decisions, memory plan."""
-        self._preparer = make_preparer(config, self.description, info, chat_template=chat_template)
+        self._preparer = make_preparer(config, self.description, info, text)
+        self._metrics = ServingMetrics(info.model, info)
+        self._world_size = config.device.tensor_parallel_size
 
     # --- generation
 
@@ -101,12 +108,14 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
+        chat_template_content_format: ContentFormat = "auto",
         **options: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or several.
 
-        `options` are `priority`, `tools` and `chat_template_kwargs`. Without `sampling_params` an answer may be as long
-        as the context allows. The rendered prompt is in each output's `prompt`. Raises `ValidationError` before anything runs.
+        `chat_template` is a whole template in place of the model's own. `options` are `priority`, `tools` and
+        `chat_template_kwargs`. Without `sampling_params` an answer may be as long as the context allows. The rendered
+        prompt is in each output's `prompt`. Raises `ValidationError` before anything runs.
         """
         conversations = _conversations(messages)
         per_prompt = _per_item("sampling_params", sampling_params, len(conversations))
@@ -115,6 +124,7 @@ class LLM:
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             "chat_template": chat_template,
+            "content_format": chat_template_content_format,
             "tools": options.pop("tools", None),
             "template_variables": options.pop("chat_template_kwargs", None),
         }
@@ -143,7 +153,7 @@ class LLM:
         token_lists = [self._token_ids(prompt) for prompt in prompt_list(prompts)]
         with self._lock:
             self._require_engine()
-            return search(self._engine, self._preparer, token_lists, params, concurrency_limit)
+            return search(self._engine, self._preparer, token_lists, params, self._metrics, concurrency_limit)
 
     # --- about the model
 
@@ -156,6 +166,17 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses when it is given no `sampling_params`: the model's own defaults."""
         return self._preparer.params(max_tokens=DEFAULT_MAX_TOKENS)
+
+    def get_metrics(self) -> list[Metric]:
+        """Counters, gauges and histograms of this engine as they are now, under the names that a server's /metrics has."""
+        with self._lock:
+            self._require_engine()
+            self._metrics.take_snapshot(self._engine.stats())
+            return snapshots(self._metrics)
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """Devices that share the model. There is one engine, so `include_dp` changes nothing."""
+        return self._world_size
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prompt beginning."""
@@ -185,7 +206,8 @@ class LLM:
     def _run(self, requests: list[tuple[Request, str | None]], use_tqdm: bool) -> list[RequestOutput]:
         with self._lock:
             self._require_engine()
-            return run_batch(self._engine, self._preparer.tokenizer, requests, show_progress=use_tqdm)
+            tokenizer = self._preparer.tokenizer
+            return run_batch(self._engine, tokenizer, requests, self._metrics, show_progress=use_tqdm)
 
     def _offline(self, params: SamplingParams) -> SamplingParams:
         has_tokenizer = self._preparer.tokenizer is not None

@@ -163,6 +163,10 @@ class ServingMetrics:
         """Count one answer. `route` is a path of the route table or "other"."""
         self.http[route, method if method in HTTP_METHODS else "other", f"{status // 100}xx"] += 1
 
+    def families(self) -> Iterable[Metric]:
+        """Every metric of this front end as it is now, without those of the process."""
+        return _Exposition(self).collect()
+
     def render(self) -> bytes:
         """The exposition text."""
         return generate_latest(self._registry)

@@ -41,7 +41,8 @@ class ProcessEngineClient:
     """Starts, feeds and supervises one engine process.
 
     Call `start` first, on the event loop that will use the client. `engine_timeout` is how many seconds the engine may
-    go without finishing a step while requests are live. `on_phase` hears the phases of every start. `entry` is the
+    go without finishing a step while requests are live, or without a sign of progress while it starts. `on_phase` hears
+    each phase of every start as it begins. `entry` is the
     module run as the engine process.
     """
 
@@ -63,6 +64,8 @@ class ProcessEngineClient:
         self._entry = entry
         self._conversation = Conversation(config.scheduler, self._send)
         self._child: EngineChild | None = None
+        self._phase = ""
+        self._last_sign = 0.0
         self._info: EngineInfo | None = None
         self._is_closed = False
         self._supervisor: asyncio.Task[None] | None = None
@@ -170,6 +173,7 @@ class ProcessEngineClient:
     async def _serve_one(self) -> tuple[str, SamovarError | None]:
         """One process, from start to reaped; returns why it ended, and the error it reported itself."""
         try:
+            self._phase, self._last_sign = "starting the process", asyncio.get_running_loop().time()
             child = self._child = EngineChild(self._config, entry=self._entry, log_level=self._log_level)
         except OSError as error:
             return f"the engine process could not be started: {error}", None
@@ -208,13 +212,19 @@ class ProcessEngineClient:
         if isinstance(message, Outputs | CallResult):
             self._conversation.take(message)
         elif isinstance(message, Starting):
-            if self._on_phase is not None:
-                self._on_phase(message.phase)
+            self._take_phase(message.phase)
         elif isinstance(message, Ready):
             self._info = message.info
             self._conversation.open()
             if self._first_start is not None and not self._first_start.done():
                 self._first_start.set_result(None)
+
+    def _take_phase(self, phase: str) -> None:
+        """A phase of start-up began; or, if it is the same one, made progress."""
+        is_new = phase != self._phase
+        self._phase, self._last_sign = phase, asyncio.get_running_loop().time()
+        if is_new and self._on_phase is not None:
+            self._on_phase(phase)
 
     async def _watch(self, child: EngineChild) -> str:
         """Return, in words, what is wrong as soon as something is."""
@@ -227,6 +237,7 @@ class ProcessEngineClient:
             if now - last_tick > 5 * TICK_SECONDS:
                 # We were held up ourselves (stopped, suspended, a busy event loop): no reproach to the engine.
                 self._conversation.last_progress += now - last_tick
+                self._last_sign += now - last_tick
                 frozen_since = None
             last_tick = now
             if child.exit_status is not None:
@@ -239,6 +250,11 @@ class ProcessEngineClient:
                 return "the engine process is stopped by a signal"
             if self._conversation.is_waiting and now - self._conversation.last_progress > self._engine_timeout:
                 return f"the engine finished no step for {self._engine_timeout:g} s"
+            if not self._conversation.is_open and now - self._last_sign > self._engine_timeout:
+                return (
+                    f"the engine made no progress for {self._engine_timeout:g} s while it was {self._phase}; "
+                    f"if the machine is only slow, raise --engine-timeout"
+                )
 
 
 def _error_of(failure: Failed) -> SamovarError:

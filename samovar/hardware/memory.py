@@ -1,25 +1,21 @@
-"""The memory plan: what a model needs, line by line, computed from headers and settings before anything is loaded.
+"""The memory plan: what a model needs, line by line, computed from shapes and settings before anything is loaded.
 
-Plain arithmetic over plain numbers: no torch, no model code. `samovar plan` prints it; the worker makes it again from the
-bound model's exact numbers and allocates what it says.
+Plain arithmetic over plain numbers: no torch, no model code. The worker makes it from the model it bound without weights,
+and allocates what it says; `samovar plan` prints that very plan.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
-from samovar.config.description import ModelDescription
 from samovar.config.engine import EngineConfig
+from samovar.config.parse import parse_integer
 from samovar.core.cache_spec import CacheSpec
 from samovar.core.device_facts import DeviceFacts
 from samovar.errors import ConfigError, MemoryPlanError
 
 MIB, GIB = 1 << 20, 1 << 30
-ELEMENT_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "K": 1 << 10, "M": MIB, "G": GIB, "T": 1 << 40,
-          "KIB": 1 << 10, "MIB": MIB, "GIB": GIB, "TIB": 1 << 40}  # fmt: skip
 
 DEFAULT_STEP_TOKENS = 2048
 """Tokens of one step where `max_num_batched_tokens` is not set."""
@@ -45,7 +41,7 @@ QUERY_TILE = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The sizes a plan needs, on one rank. `element_bytes` is that of activations; `cache_specs` has one per layer."""
+    """The sizes of a bound model on one rank. `element_bytes` is that of activations; `cache_specs` has one per layer."""
 
     weight_bytes: int
     vocab_size: int
@@ -84,70 +80,6 @@ class MemoryPlan:
 def rows_at_once(vocab_size: int, most_bytes: int) -> int:
     """Rows of float32 logits that fit into `most_bytes`, at least one."""
     return max(1, most_bytes // (4 * vocab_size))
-
-
-def parse_size(text: str) -> int:
-    """Bytes of "512MiB", "8GB", "1.5g" or "1073741824"; raises `ConfigError`."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*", text)
-    unit = match and _UNITS.get(match[2].upper())
-    if not match or not unit:
-        raise ConfigError(f"{text!r} is not a size; write a number with a unit, such as 8GiB or 500MB")
-    return int(float(match[1]) * unit)
-
-
-def element_bytes(dtype: str) -> int:
-    """Bytes of one element of a dtype by its name; raises `ConfigError` for "auto" and unknown names."""
-    if dtype not in ELEMENT_BYTES:
-        raise ConfigError(f"dtype {dtype!r} has no size; there are {', '.join(ELEMENT_BYTES)}")
-    return ELEMENT_BYTES[dtype]
-
-
-def shape_of(description: ModelDescription, config: EngineConfig) -> ModelShape:
-    """The sizes of a model from its header alone, for a plan without model code.
-
-    Reads the Hugging Face names of dense decoders. `config.model.dtype` must be resolved. Raises `CheckpointError` or
-    `ConfigError` if a size is missing.
-    """
-    raw, width = description.config, element_bytes(config.model.dtype)
-    heads, hidden = _size(raw, "num_attention_heads"), _size(raw, "hidden_size")
-    head_dim = raw.get("head_dim") or hidden // heads
-    layers, inner = _size(raw, "num_hidden_layers"), _size(raw, "intermediate_size")
-    kv_heads = raw.get("num_key_value_heads") or heads
-    cache_dtype = config.cache.kv_cache_dtype
-    cache_width = width if cache_dtype == "auto" else element_bytes(cache_dtype)
-    kinds = raw.get("layer_types") or ["full_attention"] * layers
-    window = raw.get("sliding_window")
-    specs = tuple(
-        CacheSpec("sliding", kv_heads, head_dim, cache_width, window)
-        if kind == "sliding_attention" and window
-        else CacheSpec("full", kv_heads, head_dim, cache_width)
-        for kind in kinds
-    )
-    vocab = description.vocab_size or _size(raw, "vocab_size")
-    parameters = description.num_parameters
-    if not parameters:
-        attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
-        embeddings = vocab * hidden * (1 if raw.get("tie_word_embeddings") else 2)
-        parameters = embeddings + layers * (attention + 3 * hidden * inner + 2 * hidden) + hidden
-    return ModelShape(
-        weight_bytes=parameters * width,
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_heads=heads,
-        head_dim=head_dim,
-        max_position_embeddings=description.max_position_embeddings or _size(raw, "max_position_embeddings"),
-        element_bytes=width,
-        cache_specs=specs,
-        keeps_scores=raw.get("attn_logit_softcapping") is not None,
-    )
-
-
-def _size(raw: dict[str, Any], name: str) -> int:
-    value = raw.get(name)
-    if not isinstance(value, int) or value <= 0:
-        raise ConfigError(f"the model's config has no usable {name!r} (got {value!r}), so its memory cannot be planned")
-    return value
 
 
 def plan_memory(shape: ModelShape, facts: DeviceFacts, config: EngineConfig) -> MemoryPlan:
@@ -227,13 +159,15 @@ def _fixed_lines(
 
 def attention_bytes(shape: ModelShape, length: int, num_seqs: int) -> int:
     """Most that one layer's attention holds: gathered keys and values, and one tile of queries' mask (or scores)."""
+    # torch's kernel takes a 16-bit mask only as a float32 copy.
+    mask_bytes = shape.element_bytes + (1 if shape.element_bytes == 4 else 4)
     most = 0
     for spec in set(shape.cache_specs):
         visible = length if spec.window is None else min(length, spec.window + QUERY_TILE)
         keys = max(visible, min(GATHERED_KEYS, num_seqs * visible))
         row = 2 * spec.num_kv_heads * spec.head_dim
         converted = shape.element_bytes if shape.element_bytes != spec.bytes_per_element else 0
-        total = keys * row * (spec.bytes_per_element + converted) + QUERY_TILE * visible * (shape.element_bytes + 1)
+        total = keys * row * (spec.bytes_per_element + converted) + QUERY_TILE * visible * mask_bytes
         if shape.keeps_scores:
             total += shape.num_heads * QUERY_TILE * visible * 8 + keys * row * 4
         most = max(most, total)
@@ -257,16 +191,27 @@ def _asked(text: str, facts: DeviceFacts) -> tuple[int, str]:
     """The budget that `--memory` names."""
     available = facts.available_bytes
     if text.startswith("leave="):
-        left = parse_size(text.removeprefix("leave="))
+        left = _size(text.removeprefix("leave="))
         return max(available - left, 0), f"--memory {text} of the {_show(available)} available"
     if re.fullmatch(r"0?\.\d+|1(\.0*)?", text):
         return _share(float(text), facts, "--memory")
-    size = parse_size(text)
+    size = _size(text)
     if size > available:
         raise MemoryPlanError(
             f"--memory {text}: only {_show(available)} are available; use --memory {available // MIB}MiB"
         )
     return size, f"--memory {text}"
+
+
+def _size(text: str) -> int:
+    """Bytes of "8GiB", "500MB" or "1073741824"; raises `ConfigError`."""
+    try:
+        size = parse_integer(text)
+    except ValueError:
+        size = -1
+    if size < 0:
+        raise ConfigError(f"--memory: {text!r} is neither a fraction such as 0.9 nor a size such as 8GiB or 500MB")
+    return size
 
 
 def _share(share: float, facts: DeviceFacts, name: str) -> tuple[int, str]:

@@ -8,10 +8,10 @@ from pathlib import Path
 from samovar.config.checkpoint import PICKLE_SUFFIXES
 from samovar.config.field import cache_root
 from samovar.config.groups import ModelConfig
-from samovar.errors import CheckpointError
+from samovar.errors import CheckpointError, ConfigError
 from samovar.hub.aliases import ALIASES
 from samovar.hub.download import Progress, alias_path, fetch_alias, is_cached
-from samovar.hub.snapshot import hub_path
+from samovar.hub.snapshot import hub_path, tokenizer_path
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]+|(/[\w.-]+)+\.gguf)?")
 
@@ -24,18 +24,50 @@ def locate(model_config: ModelConfig, *, progress: Progress | None = None) -> Pa
     and what is not there is named. Raises `CheckpointError`.
     """
     reference = model_config.model
+    if (path := _without_hub(reference, model_config, progress)) is not None:
+        return path
+    folder = _download_dir(model_config)
+    return hub_path(reference, revision=model_config.revision, offline=model_config.offline, cache_dir=folder)
+
+
+def locate_tokenizer(model_config: ModelConfig, *, progress: Progress | None = None) -> Path | None:
+    """The files of a tokenizer that is not the model's own, found as `locate` finds models; None if none is named.
+
+    `tokenizer_revision` alone means the model's repository at another revision. Weights beside the tokenizer are not
+    fetched. Raises `CheckpointError`, `ConfigError` for a revision of something that has none.
+    """
+    reference, revision = model_config.tokenizer, model_config.tokenizer_revision
+    if reference is None and revision is None:
+        return None
+    if reference is None or reference == model_config.model:
+        reference, revision = model_config.model, revision or model_config.revision
+    path = _without_hub(reference, model_config, progress)
+    if path is None:
+        folder = _download_dir(model_config)
+        return tokenizer_path(reference, revision=revision, offline=model_config.offline, cache_dir=folder)
+    if model_config.tokenizer_revision is not None:
+        raise ConfigError(f"--tokenizer-revision {revision}: {reference} is not on the hub and has no revisions")
+    return path
+
+
+def _download_dir(model_config: ModelConfig) -> Path | None:
+    return Path(model_config.download_dir).expanduser() if model_config.download_dir else None
+
+
+def _without_hub(reference: str, model_config: ModelConfig, progress: Progress | None) -> Path | None:
+    """The files of a path or an alias; None for a hub id."""
     path = Path(reference).expanduser()
     if reference and path.exists():
         return path.absolute()
-    folder = Path(model_config.download_dir).expanduser() if model_config.download_dir else None
     if reference in ALIASES:
-        return _locate_alias(reference, folder or cache_root(), model_config.offline, progress)
+        root = _download_dir(model_config) or cache_root()
+        return _locate_alias(reference, root, model_config.offline, progress)
     if _looks_local(path, reference):
         raise CheckpointError(f"{reference}: there is no such file or folder")
     if _HUB_ID.fullmatch(reference) is None:
         known = ", ".join(ALIASES)
         raise CheckpointError(f"{reference!r} is no path, no hub id (owner/name) and none of the aliases: {known}")
-    return hub_path(reference, revision=model_config.revision, offline=model_config.offline, cache_dir=folder)
+    return None
 
 
 def _looks_local(path: Path, reference: str) -> bool:

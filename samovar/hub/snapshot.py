@@ -6,14 +6,17 @@ import re
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
+from samovar.config.checkpoint import PICKLE_SUFFIXES
 from samovar.errors import CheckpointError
 
 SETTINGS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 """Files beside the weights that may be needed; all small."""
 
+TOKENIZERS = ("tokenizer.json", "tekken.json")
 WEIGHTS = ("model*.safetensors", "*-of-*.safetensors")
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+PICKLES = tuple(f"*{suffix}" for suffix in PICKLE_SUFFIXES)
 """Never downloaded: opening one can run code."""
 
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
@@ -48,8 +51,54 @@ def hub_path(
     If the hub cannot be reached, files that are already here are used. Raises `CheckpointError` naming what is missing.
     """
     reference = parse_reference(text)
+    try:
+        names = _names(reference, revision, offline, endpoint)
+    except _UnreachableError as why:
+        return _cached(reference, revision, cache_dir, str(why))
+    patterns = _patterns(reference, names)
+    return _inside(_snapshot(reference, revision, cache_dir, endpoint, patterns), reference)
+
+
+def tokenizer_path(
+    text: str,
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    cache_dir: Path | None = None,
+    endpoint: str | None = None,
+) -> Path:
+    """Folder with the tokenizer files of a hub repository, without its weights; the model file where that is GGUF.
+
+    If the hub cannot be reached, files that are already here are used. Raises `CheckpointError` naming what is missing.
+    """
+    reference = parse_reference(text)
+    where: dict[str, Any] = {"revision": revision, "offline": offline, "cache_dir": cache_dir, "endpoint": endpoint}
+    if reference.quant or reference.file:
+        return hub_path(text, **where)
+    try:
+        names = _names(reference, revision, offline, endpoint)
+    except _UnreachableError as why:
+        folder = _cached_folder(reference, revision, cache_dir, str(why))
+        if any((folder / name).exists() for name in TOKENIZERS):
+            return folder
+        if any(folder.rglob("*.gguf")):
+            return hub_path(text, **where)
+        raise CheckpointError(f"{reference.repo}: its tokenizer is not on this machine, and {why}") from None
+    if _has(names, TOKENIZERS):
+        return _snapshot(reference, revision, cache_dir, endpoint, list(SETTINGS))
+    if any(name.endswith(".gguf") for name in names):
+        return hub_path(text, **where)
+    raise CheckpointError(f"{reference.repo}: holds no tokenizer ({', '.join(TOKENIZERS)} or a GGUF file)")
+
+
+class _UnreachableError(Exception):
+    """The hub cannot or must not be asked; the text says why."""
+
+
+def _names(reference: Reference, revision: str | None, offline: bool, endpoint: str | None) -> list[str]:
+    """Files of a repository, as the hub lists them."""
     if offline:
-        return _cached(reference, revision, cache_dir, "--offline forbids to download it")
+        raise _UnreachableError("--offline forbids to download it")
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -67,10 +116,8 @@ def hub_path(
     except HfHubHTTPError as error:
         raise CheckpointError(f"{at}: the hub answered with an error: {_line(error)}") from error
     except Exception as error:  # the HTTP library, and so the connection errors, differ by version
-        return _cached(reference, revision, cache_dir, f"the hub cannot be reached ({_line(error)})")
-    names = [entry.rfilename for entry in facts.siblings or []]
-    patterns = _patterns(reference, names)
-    return _inside(_snapshot(reference, revision, cache_dir, endpoint, patterns), reference)
+        raise _UnreachableError(f"the hub cannot be reached ({_line(error)})") from error
+    return [entry.rfilename for entry in facts.siblings or []]
 
 
 def _line(error: Exception) -> str:
@@ -144,23 +191,29 @@ def _inside(folder: Path, reference: Reference) -> Path:
 
 
 def _cached(reference: Reference, revision: str | None, cache_dir: Path | None, why: str) -> Path:
-    """What an earlier download left in the hub's cache."""
+    """The model that an earlier download left in the hub's cache."""
+    folder = _cached_folder(reference, revision, cache_dir, why)
+    if not any(p.exists() for kind in ("*.safetensors", "*.gguf") for p in folder.rglob(kind)):
+        at = f"{reference.repo} (revision {revision or 'main'})"
+        raise CheckpointError(f"{at}: its weights are not on this machine, and {why}")
+    try:
+        return _inside(folder, reference)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; {why}") from None
+
+
+def _cached_folder(reference: Reference, revision: str | None, cache_dir: Path | None, why: str) -> Path:
+    """Where the hub's cache has a repository's files, those that were ever fetched."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     at = f"{reference.repo} (revision {revision or 'main'})"
     try:
         # No file of a repository has this name: only the folder is wanted, part of its files may do.
-        folder = Path(
+        return Path(
             snapshot_download(
                 reference.repo, revision=revision, cache_dir=cache_dir, local_files_only=True, allow_patterns=["*/\\*"]
             )
         )
     except LocalEntryNotFoundError as error:
         raise CheckpointError(f"{at}: not on this machine, and {why}") from error
-    if not any(p.exists() for kind in ("*.safetensors", "*.gguf") for p in folder.rglob(kind)):
-        raise CheckpointError(f"{at}: its weights are not on this machine, and {why}")
-    try:
-        return _inside(folder, reference)
-    except CheckpointError as error:
-        raise CheckpointError(f"{error}; {why}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from samovar.layers import Attention, QKVLinear, Rope, RowLinear
+from samovar.layers import QKVLinear, RowLinear
 from samovar.models.config import FULL, SLIDING, DecoderConfig
 from samovar.models.decoder import DecoderLM
 from samovar.models.fields import num_layers, positive
@@ -16,11 +16,9 @@ class Qwen2Attention(LlamaAttention):
     """Llama's attention with biases on q, k and v, and none on the output."""
 
     def __init__(self, c: DecoderConfig, layer: int) -> None:
-        super(LlamaAttention, self).__init__()
+        super().__init__(c, layer)
         heads, kv_heads, dim = c.num_attention_heads, c.num_key_value_heads, c.head_dim
         self.qkv_proj = QKVLinear(c.hidden_size, heads, kv_heads, dim, bias=True)
-        self.rope = Rope(dim, c.rope_of(layer))
-        self.attn = Attention(heads, kv_heads, dim, window=c.window_of(layer))
         self.o_proj = RowLinear(heads * dim, c.hidden_size)
 
 

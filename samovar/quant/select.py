@@ -1,4 +1,4 @@
-"""quantization_config -> the format of every layer. A format that no file here implements is refused by name."""
+"""The quantization_config of config.json -> the format of every layer. A format that no file here implements is refused by name."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from samovar.quant.unquantized import Unquantized
 
 
 def select(
-    quantization_config: Mapping[str, Any] | None, dtype: torch.dtype, kernels: Kernels
+    stored: Mapping[str, Any] | str | None, dtype: torch.dtype, kernels: Kernels
 ) -> Callable[[str], QuantMethod]:
-    """The format of a layer by its path, from config.json's `quantization_config` (None: plain weights).
+    """The format of a layer by its path, from what config.json says is `stored` (None: plain weights).
 
     Raises `CheckpointError` naming the format if it is not supported.
     """
-    if quantization_config:
-        name = quantization_config.get("quant_method") or quantization_config.get("fmt") or "unnamed"
+    if stored:
+        name = stored if isinstance(stored, str) else stored.get("quant_method") or stored.get("fmt") or "unnamed"
         raise CheckpointError(
-            f"the checkpoint is quantized as {name!r} (quantization_config in config.json), which is not supported yet: "
+            f"the checkpoint is quantized as {name!r} (says config.json), which is not supported yet: "
             f"use an unquantized checkpoint or a GGUF file of this model"
         )
     plain = Unquantized(dtype, kernels)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from samovar.core.request import Request
-from samovar.errors import OverloadedError, ValidationError
+from samovar.errors import ValidationError
 from samovar.schedule.cache_groups import CacheGroup
 from samovar.schedule.live import LiveSequence
 from samovar.schedule.options import SchedulerOptions
@@ -26,48 +26,23 @@ MIN_PREFILL_TOKENS = 16
 # Entering the queue.
 
 
-@dataclass(frozen=True, slots=True)
-class Queue:
-    """What entry rules look at."""
-
-    options: SchedulerOptions
-    num_blocks: int
-    num_requests: int
-    """Requests none of whose choices has run."""
-    num_tokens: int
-    """Their prompt tokens."""
-
-
-def fits_context(request: Request, queue: Queue) -> None:
+def fits_context(request: Request, options: SchedulerOptions, num_blocks: int) -> None:
     """A prompt longer than the context never runs."""
-    length, limit = len(request.prompt_token_ids), queue.options.max_model_len
+    length, limit = len(request.prompt_token_ids), options.max_model_len
     if not 1 <= length <= limit:
         message = f"the prompt has {length} tokens; this model's context holds 1 to {limit}"
         raise ValidationError(message, parameter="prompt", value=length)
 
 
-def fits_pool(request: Request, queue: Queue) -> None:
+def fits_pool(request: Request, options: SchedulerOptions, num_blocks: int) -> None:
     """A prompt larger than the whole cache never runs; output that outgrows it ends with `length`."""
-    length, capacity = len(request.prompt_token_ids), queue.num_blocks * queue.options.block_size
+    length, capacity = len(request.prompt_token_ids), num_blocks * options.block_size
     if length > capacity:
         message = f"the prompt has {length} tokens, but the cache holds {capacity}; shorten it or raise --memory"
         raise ValidationError(message, parameter="prompt", value=length)
 
 
-def fits_queue(request: Request, queue: Queue) -> None:
-    """A bounded queue: better a quick refusal than an answer nobody waits for any more."""
-    most = queue.options.max_num_queued_reqs
-    if most is not None and queue.num_requests >= most:
-        message = f"{queue.num_requests} requests are waiting (--max-num-queued-reqs); retry later"
-        raise OverloadedError(message, reason="queue_requests")
-    most, length = queue.options.max_num_queued_tokens, len(request.prompt_token_ids)
-    # An empty queue takes any prompt: a limit below one prompt must not refuse it for ever.
-    if most is not None and queue.num_requests and queue.num_tokens + length > most:
-        message = f"{queue.num_tokens} prompt tokens wait and {length} pass --max-num-queued-tokens {most}; retry later"
-        raise OverloadedError(message, reason="queue_tokens")
-
-
-ENTRY_RULES: tuple[Callable[[Request, Queue], None], ...] = (fits_context, fits_pool, fits_queue)
+ENTRY_RULES: tuple[Callable[[Request, SchedulerOptions, int], None], ...] = (fits_context, fits_pool)
 
 
 # What one step may hold.

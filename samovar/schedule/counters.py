@@ -1,4 +1,4 @@
-"""Counters: the running totals behind `EngineStats`, and the length of the queue."""
+"""Counters: the running totals behind `EngineStats`."""
 
 from __future__ import annotations
 
@@ -19,34 +19,16 @@ class Counters:
     totals: EngineStats
     num_live: int = 0
     """Sequences that have not ended."""
-    num_queued: int = 0
-    """Requests none of whose choices has started."""
-    num_queued_tokens: int = 0
-    """Their prompt tokens."""
     step_sizes: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_STEP_SIZES))
-
-    def enter(self, parent: LiveRequest) -> None:
-        """A request joined the queue."""
-        self.num_live += len(parent.live)
-        self.num_queued += 1
-        self.num_queued_tokens += len(parent.request.prompt_token_ids)
 
     def start(self, parent: LiveRequest, num_cached_tokens: int) -> None:
         """The first choice of a request started for the first time, with this much of its prompt cached."""
         length = len(parent.request.prompt_token_ids)
         parent.num_cached_tokens = num_cached_tokens
-        self.num_queued -= 1
-        self.num_queued_tokens -= length
         self.totals.prompt_tokens += length
         if parent.reads_cache and not parent.is_private:
             self.totals.prefix_cache_queries += length
             self.totals.prefix_cache_hits += num_cached_tokens
-
-    def leave(self, parent: LiveRequest) -> None:
-        """The last choice of a request ended; if none ever started, it still counted as queued."""
-        if parent.num_cached_tokens is None:
-            self.num_queued -= 1
-            self.num_queued_tokens -= len(parent.request.prompt_token_ids)
 
     def count_step(self, num_tokens: int, seconds: float) -> None:
         """A step came back."""

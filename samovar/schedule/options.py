@@ -22,14 +22,10 @@ class SchedulerOptions:
     scheduling_policy: str = "fcfs"
     async_scheduling: bool = True
     enable_prefix_caching: bool = True
-    max_num_queued_reqs: int | None = None
-    """Waiting requests before `add` raises `OverloadedError`; None for no limit."""
-    max_num_queued_tokens: int | None = None
-    """Waiting prompt tokens before `add` raises `OverloadedError`; None for no limit."""
 
     @classmethod
-    def from_config(cls, config: EngineConfig, *, limits_queue: bool = True) -> SchedulerOptions:
-        """Options of a resolved configuration; `limits_queue` False for offline batches, which may be any size."""
+    def from_config(cls, config: EngineConfig) -> SchedulerOptions:
+        """Options of a resolved configuration. Queue limits are not among them: front ends keep those."""
         s = config.scheduler
         if config.model.max_model_len is None or s.max_num_batched_tokens is None:
             raise ConfigError(
@@ -47,6 +43,4 @@ class SchedulerOptions:
             scheduling_policy=s.scheduling_policy,
             async_scheduling=s.async_scheduling,
             enable_prefix_caching=config.cache.enable_prefix_caching,
-            max_num_queued_reqs=s.max_num_queued_reqs if limits_queue else None,
-            max_num_queued_tokens=s.max_num_queued_tokens if limits_queue else None,
         )

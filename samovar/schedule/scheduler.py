@@ -23,7 +23,7 @@ from samovar.core.request import Request
 from samovar.core.sequence import FinishReason, SequenceStatus
 from samovar.core.step import SampledTokens, ScheduledSequence, ScheduledStep, StepResult
 from samovar.errors import ValidationError
-from samovar.schedule.admission import ENTRY_RULES, House, Need, Queue, StepBudget, why_not_fit, why_not_ready
+from samovar.schedule.admission import ENTRY_RULES, House, Need, StepBudget, why_not_fit, why_not_ready
 from samovar.schedule.block_pool import BlockPool
 from samovar.schedule.cache_groups import group_layers
 from samovar.schedule.counters import Counters
@@ -83,15 +83,13 @@ class Scheduler:
         """True while a request has not ended, or a launched step has not been booked."""
         return bool(self._requests or self._launched)
 
-    def add(self, request: Request, now: float) -> None:
-        """Queue a request. Raises `ValidationError` if it can never run, `OverloadedError` if the queue is full."""
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises `ValidationError` if it can never run."""
         if request.request_id in self._requests:
             message = f"request_id {request.request_id!r} is in use"
             raise ValidationError(message, parameter="request_id", value=request.request_id)
-        counters = self._counters
-        queue = Queue(self.options, self._pool.num_blocks, counters.num_queued, counters.num_queued_tokens)
         for rule in ENTRY_RULES:
-            rule(request, queue)
+            rule(request, self.options, self._pool.num_blocks)
         order = self._num_requests
         self._num_requests += 1
         parent = self._enter(request, order)
@@ -104,7 +102,7 @@ class Scheduler:
         for sequence in sequences[: len(sequences) - len(parent.deferred)]:
             self._waiting.add(sequence)
         self._requests[request.request_id] = parent
-        counters.enter(parent)
+        self._counters.num_live += len(sequences)
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
         """End a request, or one of its choices, in whatever state it is; its slot and blocks are free on return.
@@ -456,4 +454,3 @@ class Scheduler:
             self._waiting.add(parent.deferred.pop(0))
         if not parent.live:
             del self._requests[sequence.request.request_id]
-            self._counters.leave(parent)

@@ -19,24 +19,23 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import uvicorn
 import uvloop
 
 from samovar.config.checkpoint import describe
-from samovar.config.description import ModelDescription
 from samovar.config.engine import EngineConfig
 from samovar.config.groups import ServerConfig
-from samovar.engine.client import EngineClient
+from samovar.engine.door import load_text, make_preparer
 from samovar.engine.process_client import ProcessEngineClient
 from samovar.hub.locate import locate
 from samovar.server.app import create_app
 from samovar.server.limits import LimitedHttpProtocol
 from samovar.server.sockets import BACKLOG, address_of, open_socket
 from samovar.server.state import ServingState
-from samovar.text.chat_template import ChatTemplate, load_chat_template
-from samovar.text.prepare import Preparer, end_token_ids, limits_from
-from samovar.text.tokenizer import Tokenizer, load_tokenizer
+from samovar.text.messages import ContentFormat
+from samovar.text.prepare import Preparer
 
 LAST_WORDS_SECONDS = 2.0
 """How long ended calls may take to send their last bytes."""
@@ -66,8 +65,14 @@ def _print(line: str) -> None:
     sys.stdout.flush()
 
 
+def _log_phase(phase: str) -> None:
+    _logger.info("engine: %s ...", phase)
+
+
 async def _serve(config: EngineConfig, server: ServerConfig, listener: socket.socket, say: Say) -> None:
-    client = ProcessEngineClient(config, engine_timeout=server.engine_timeout, log_level=server.log_level.upper())
+    client = ProcessEngineClient(
+        config, engine_timeout=server.engine_timeout, on_phase=_log_phase, log_level=server.log_level.upper()
+    )
     state = ServingState(server)
     state.names = state.names or [config.model.model]
     state.stream_interval = config.scheduler.stream_interval
@@ -93,20 +98,24 @@ async def _load(config: EngineConfig, server: ServerConfig, client: ProcessEngin
     description = await asyncio.to_thread(lambda: describe(locate(config.model), config.model))
     starting = asyncio.ensure_future(client.start())
     try:
-        tokenizer, template = await asyncio.to_thread(load_text, config, server, description)
+        text = await asyncio.to_thread(
+            load_text,
+            config,
+            description,
+            chat_template=server.chat_template,
+            content_format=cast(ContentFormat, server.chat_template_content_format),
+        )
         await starting
     finally:
         starting.cancel()
-    return make_preparer(client, config, server, description, tokenizer, template)
-
-
-def load_text(
-    config: EngineConfig, server: ServerConfig, description: ModelDescription
-) -> tuple[Tokenizer | None, ChatTemplate | None]:
-    """The model's tokenizer and chat template, where it has them and they are wanted."""
-    if config.model.skip_tokenizer_init:
-        return None, None
-    return load_tokenizer(description, config.model.tokenizer), load_chat_template(description, server.chat_template)
+    return make_preparer(
+        config,
+        description,
+        client.info,
+        text,
+        max_choices=server.max_choices,
+        max_tokens_ceiling=server.max_tokens_ceiling,
+    )
 
 
 async def run_until_signal(state: ServingState, listener: socket.socket, load: Callable[[], Awaitable[None]]) -> None:
@@ -200,22 +209,3 @@ def ready_text(server: ServerConfig, address: str, model: str, has_template: boo
     if server.api_key:
         command += ' -H "Authorization: Bearer $SAMOVAR_API_KEY"'
     return f"Samovar is ready: {model} on {address} after {seconds:.1f} s. Try:\n  {command} -d {shlex.quote(body)}"
-
-
-def make_preparer(
-    client: EngineClient,
-    config: EngineConfig,
-    server: ServerConfig,
-    description: ModelDescription,
-    tokenizer: Tokenizer | None,
-    template: ChatTemplate | None,
-) -> Preparer:
-    """The door for requests: the engine's limits, the operator's, and the model's defaults."""
-    limits = limits_from(
-        client.info,
-        max_logprobs=config.model.max_logprobs,
-        max_choices=server.max_choices,
-        max_tokens_ceiling=server.max_tokens_ceiling,
-    )
-    ends = end_token_ids(description, tokenizer)
-    return Preparer(tokenizer, template, limits, ends, description.generation_config)

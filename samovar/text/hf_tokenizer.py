@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
+from samovar.config.checkpoint import read_json
 from samovar.config.description import ModelDescription
 from samovar.errors import CheckpointError
 from samovar.text.fast_tokenizer import FastTokenizer, Framing
@@ -45,15 +45,9 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json laid over special_tokens_map.json; empty if there is neither."""
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if not (folder / name).is_file():
-            continue
-        try:
-            values = json.loads((folder / name).read_text("utf-8"))
-        except (ValueError, OSError) as error:
-            raise CheckpointError(f"{folder / name}: cannot be read: {error}") from error
-        if not isinstance(values, dict):
-            raise CheckpointError(f"{folder / name}: must hold a JSON object, not {type(values).__name__}")
-        settings.update({key: value for key, value in values.items() if value is not None})
+        if (folder / name).is_file():
+            values = read_json(folder / name)
+            settings.update({key: value for key, value in values.items() if value is not None})
     return settings
 
 

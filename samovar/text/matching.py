@@ -56,8 +56,3 @@ def outside(
 def beginnings(texts: Iterable[str]) -> frozenset[str]:
     """Every proper, non-empty beginning of every text."""
     return frozenset(text[:n] for text in texts for n in range(1, len(text)))
-
-
-def unfinished_tail(text: str, starts: frozenset[str], longest: int) -> int:
-    """Length of the longest tail of `text` that is one of `starts` (each at most `longest` characters)."""
-    return next((n for n in range(min(len(text), longest), 0, -1) if text[-n:] in starts), 0)

@@ -12,6 +12,7 @@ import jinja2.nodes
 from samovar.errors import ValidationError
 
 ContentFormat: TypeAlias = Literal["auto", "string", "openai"]
+"""How a template takes message content: as one string, as a list of parts, or as its source shows."""
 
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 PART_SEPARATOR = "\n"

@@ -17,6 +17,7 @@ from samovar.core.sampling_params import SamplingParams
 from samovar.core.validation import RequestLimits, check_prompt, check_routing, resolve_params
 from samovar.errors import ConfigError, ValidationError
 from samovar.text.chat_template import RESERVED, ChatTemplate, RenderedPrompt, encode_rendered
+from samovar.text.messages import ContentFormat
 from samovar.text.tokenizer import Tokenizer
 
 _DEFAULTS_OF_MODEL = {
@@ -191,20 +192,27 @@ class Preparer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
+        content_format: ContentFormat | None = None,
         template_variables: Mapping[str, Any] | None = None,
     ) -> RenderedPrompt:
-        """The prompt text of a conversation. `chat_template` is a whole template in place of the model's own."""
-        for name in template_variables or ():
-            if not isinstance(name, str) or not name.isidentifier() or name in RESERVED:
-                message = f"chat_template_kwargs: {name!r} is not the name of a free template variable"
-                raise ValidationError(message, parameter="chat_template_kwargs", value=name)
-        return self._chosen_template(chat_template).render(
+        """The prompt text of a conversation. `chat_template` is a whole template in place of the model's own.
+
+        `content_format` other than None and "auto" goes before what the template was made with.
+        """
+        variables = _checked_variables(template_variables)
+        template = self._chosen_template(chat_template)
+        if content_format not in (None, "auto", "string", "openai"):
+            message = f"chat_template_content_format must be auto, string or openai, got {content_format!r}"
+            raise ValidationError(message, parameter="chat_template_content_format", value=content_format)
+        if content_format is not None and content_format != "auto":
+            template = template.with_format(content_format)
+        return template.render(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             documents=documents,
-            **(template_variables or {}),
+            **variables,
         )
 
     def _needed_tokenizer(self, parameter: str) -> Tokenizer:
@@ -250,3 +258,19 @@ class Preparer:
                 if ids and ids not in forms:
                     forms.append(ids)
         return params.clone(bad_words_token_ids=forms)
+
+
+def _checked_variables(variables: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Template variables of a request: an object whose names are free, so that none shadows the conversation."""
+    if not isinstance(variables, Mapping | None):
+        message = f"chat_template_kwargs must be an object of template variables, got {variables!r}"
+        raise ValidationError(message, parameter="chat_template_kwargs", value=variables)
+    for name in variables or ():
+        if name in RESERVED:
+            message = f"chat_template_kwargs: {name!r} is set by a field of its own"
+        elif not isinstance(name, str) or not name.isidentifier():
+            message = f"chat_template_kwargs: {name!r} cannot be the name of a template variable"
+        else:
+            continue
+        raise ValidationError(message, parameter="chat_template_kwargs", value=name)
+    return variables or {}

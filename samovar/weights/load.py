@@ -19,6 +19,8 @@ from samovar.weights.plan import check_coverage, layers_of, plan
 
 DUMMY_VALUES = 1_000_003
 """Length of the random pattern dummy weights repeat; a prime, so that rows of equal width differ."""
+BIAS_INPUTS = 2500
+"""What a dummy bias counts as the sum of: its values stay near 1 / 50, small beside what a matrix gives."""
 
 Progress = Callable[[int, int], None]
 """Called with (weights loaded, weights in all)."""
@@ -98,7 +100,7 @@ def _check_tied(layer: Layer, sources: list[Source], checkpoint: Checkpoint) -> 
             )
 
 
-def fill_dummy(model: nn.Module, seed: int) -> None:
+def fill_dummy(model: nn.Module, seed: int, *, progress: Progress | None = None) -> None:
     """Give a bound `model` weights that depend on `seed` and the tensors' names only.
 
     Matrices get normal values of variance 1 / inputs, so activations and logits stay of order one; norms are neutral.
@@ -107,7 +109,9 @@ def fill_dummy(model: nn.Module, seed: int) -> None:
     pattern = torch.randn(DUMMY_VALUES, generator=generator)
     scaled: dict[int, torch.Tensor] = {}
     layers = list(layers_of(model))
-    check_coverage(layers, [source for layer in layers for source in layer.sources()])
+    sources = [source for layer in layers for source in layer.sources()]
+    check_coverage(layers, sources)
+    total, done = sum(source.target.numel() for source in sources), 0
     with one_thread_per_op():
         for layer in layers:
             for source in layer.sources():
@@ -121,6 +125,9 @@ def fill_dummy(model: nn.Module, seed: int) -> None:
                     _fill_pattern(source, scaled[inputs])
                 else:
                     source.target.zero_()
+                done += source.target.numel()
+                if progress is not None:
+                    progress(done, total)
     for layer in layers:
         layer.after_load()
 
@@ -129,7 +136,7 @@ def _inputs(source: Source) -> int:
     """Numbers that one output is a sum of, over all ranks; vectors count as biases, which are small."""
     target = source.target
     if target.dim() < 2:
-        return 2500
+        return BIAS_INPUTS
     return target.shape[-1] * (source.shard[1] if source.axis == target.dim() - 1 else 1)
 
 

@@ -88,7 +88,6 @@ class ModelRunner:
             token_ids=built.token_ids,
             positions=built.positions,
             slot_mapping=built.slot_mapping,
-            logits_rows=built.sample_rows,
             plans=self._plan(built.spans),
         )
         hidden = self._model(batch)

@@ -86,7 +86,7 @@ class Worker:
         with torch.inference_mode():
             bind(self.model, self._place(self.device, self.max_model_len))
             if self.description.format == "dummy" or self.config.model.load_format == "dummy":
-                fill_dummy(self.model, self.config.model.seed)
+                fill_dummy(self.model, self.config.model.seed, progress=progress)
             else:
                 with open_checkpoint(self.description) as checkpoint:
                     load_weights(self.model, checkpoint, progress=progress)
@@ -118,6 +118,7 @@ class Worker:
 
     def _place(self, where: torch.device, max_model_len: int | None) -> Placement:
         length = max_model_len if max_model_len is not None and max_model_len > 0 else None
+        stored = self.description.config
         return Placement(
             dtype=self.dtype,
             device=where,
@@ -125,7 +126,9 @@ class Worker:
             cache_dtype=self.cache_dtype,
             tp=Axis(),
             max_model_len=length,
-            quant_for=select(self.description.config.get("quantization_config"), self.dtype, self.kernels),
+            quant_for=select(
+                stored.get("quantization_config") or stored.get("compression_config"), self.dtype, self.kernels
+            ),
         )
 
     def _shape(self) -> ModelShape:

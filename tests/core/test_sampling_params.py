@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from samovar.core.messages import AddRequest, decode_front_end, encode
 from samovar.core.request import Request
-from samovar.core.sampling_params import SamplingParams
+from samovar.core.sampling_params import SWITCHES, OutputKind, SamplingParams
 from samovar.core.validation import RequestLimits, check_prompt, check_routing, resolve_params
 from samovar.errors import ValidationError
 
@@ -38,6 +39,9 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ),
     *(("allowed_token_ids", v) for v in ([], ["a"], [1.0])),
     *(("stream_interval", v) for v in (0, -1, 1.5)),
+    *((name, v) for name in SWITCHES for v in (0, 1, 1.0, "yes", "", None, [])),
+    *(("skip_reading_prefix_cache", v) for v in (0, 1, "no")),
+    *(("output_kind", v) for v in (1, 3, "delta", True, None)),
 ]
 
 
@@ -49,6 +53,15 @@ def test_bad_value_names_its_field(name: str, value: Any) -> None:
     assert caught.value.parameter == name
     assert name in str(caught.value)
     assert len(str(caught.value)) < 3000
+
+
+def test_switches_are_all_the_booleans() -> None:
+    """A field declared `bool` is checked as one, also one that is added later; both values and every kind pass."""
+    declared = {f.name for f in dataclasses.fields(SamplingParams) if f.type == "bool"}
+    assert declared == set(SWITCHES)
+    for value in (True, False):
+        assert SamplingParams(**dict.fromkeys(SWITCHES, value), skip_reading_prefix_cache=value).ignore_eos is value
+    assert [SamplingParams(output_kind=kind).output_kind for kind in OutputKind] == list(OutputKind)
 
 
 def test_documented_spellings() -> None:

@@ -253,6 +253,34 @@ def test_default_params_come_from_the_model(tmp_path: Path) -> None:
         assert made.get_default_sampling_params().temperature == 1.0
 
 
+def test_metrics_move(tiny_model: Path) -> None:
+    """A17: counters count what the outputs say, histograms hold one entry a request, gauges are idle afterwards."""
+    with LLM(str(tiny_model), **OPTIONS) as made:
+
+        def read() -> dict[str, Any]:
+            return {m.name + m.labels.get("finished_reason", ""): m for m in made.get_metrics()}
+
+        before = read()
+        assert before["vllm:generation_tokens"].value == 0 and before["vllm:num_requests_running"].value == 0
+        params = SamplingParams(temperature=1.0, n=2, max_tokens=4, ignore_eos=True)
+        outputs = made.generate([[5, 6, 7]] * 3, params, use_tqdm=False)
+        made.beam_search([[5, 6]], BeamSearchParams(beam_width=1, max_tokens=2, ignore_eos=True))
+        after = read()
+        assert after.keys() == before.keys()
+        tokens = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
+        assert after["vllm:generation_tokens"].value == tokens + 2 == 26
+        assert after["vllm:prompt_tokens"].value == 3 * 3 + 2 + 3
+        assert after["vllm:request_successlength"].value == 5 == after["samovar:requests_accepted"].value
+        lengths = after["vllm:request_generation_tokens"]
+        assert (lengths.count, lengths.sum, lengths.buckets["+Inf"]) == (5, 26, 5)
+        assert after["vllm:time_to_first_token_seconds"].count == 5
+        steps = after["samovar:engine_steps"].value
+        assert after["vllm:iteration_tokens_total"].count == steps > 4
+        assert after["vllm:num_requests_running"].value == after["samovar:requests_in_flight"].value == 0
+        assert after["vllm:kv_cache_usage_perc"].value == 0
+        assert made.get_world_size() == made.get_world_size(include_dp=False) == 1
+
+
 def test_shutdown(tiny_model: Path) -> None:
     made = LLM(str(tiny_model), **OPTIONS)
     made.shutdown()
@@ -275,6 +303,8 @@ def test_interrupted_batch_leaves_nothing(llm: LLM, monkeypatch: pytest.MonkeyPa
     with pytest.raises(KeyboardInterrupt):
         llm.generate([[5, 6]] * 10, GREEDY.clone(ignore_eos=True), use_tqdm=False)
     assert llm._engine.call("block_usage")["used"] == 0 and not llm._engine.has_work
+    counts = {m.name + m.labels.get("finished_reason", ""): m for m in llm.get_metrics()}
+    assert counts["vllm:request_successabort"].value == 10 and counts["samovar:requests_in_flight"].value == 0
     assert (
         len(llm.generate([[5, 6]], GREEDY.clone(max_tokens=3, ignore_eos=True), use_tqdm=False)[0].outputs[0].token_ids)
         == 3

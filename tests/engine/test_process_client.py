@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,13 @@ async def test_close_ends_the_process(client: ProcessEngineClient) -> None:
     assert not client.is_alive
 
 
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder for temporary files, with a path short enough for a socket."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 PARENT = """
 import asyncio, sys
 from samovar.engine.process_client import ProcessEngineClient
@@ -195,10 +203,16 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("model", ["fake", "endless"])
 @pytest.mark.parametrize("is_frozen", [False, True])
-async def test_no_orphan_when_the_parent_is_killed(model: str, is_frozen: bool) -> None:
-    """B079: kill -9 of the front end, while serving and during load, and with a child that cannot even notice."""
+async def test_no_orphan_when_the_parent_is_killed(model: str, is_frozen: bool, temporary: Path) -> None:
+    """B079: kill -9 of the front end, while serving and during load, and with a child that cannot even notice.
+
+    Neither a process nor a file stays behind.
+    """
     parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PARENT, model, stdout=asyncio.subprocess.PIPE, cwd=ROOT
+        *(sys.executable, "-c", PARENT, model),
+        stdout=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(temporary)},
     )
     assert parent.stdout is not None
     pid = int(await parent.stdout.readline())
@@ -213,9 +227,20 @@ async def test_no_orphan_when_the_parent_is_killed(model: str, is_frozen: bool) 
         parent.kill()
         await parent.wait()
         assert await until(lambda: not exists(pid), 5)
+        assert os.listdir(temporary) == []
     finally:
         if exists(pid):
             os.kill(pid, signal.SIGKILL)
+
+
+async def test_a_parent_killed_at_once_leaves_no_file(temporary: Path) -> None:
+    """Killed before the child said a word: the socket has no name already."""
+    code = PARENT.replace("print(client.pid, flush=True)", "import os; os.kill(os.getpid(), 9)")
+    parent = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", code, "fake"), cwd=ROOT, env=os.environ | {"TMPDIR": str(temporary)}
+    )
+    assert await parent.wait() == -signal.SIGKILL
+    assert os.listdir(temporary) == []
 
 
 def test_the_client_loads_no_torch() -> None:

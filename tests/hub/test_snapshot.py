@@ -11,8 +11,8 @@ import pytest
 from samovar.config.groups import ModelConfig
 from samovar.errors import CheckpointError
 from samovar.hub import locate as locate_module
-from samovar.hub.locate import locate
-from samovar.hub.snapshot import Reference, gguf_parts, hub_path, parse_reference
+from samovar.hub.locate import locate, locate_tokenizer
+from samovar.hub.snapshot import Reference, gguf_parts, hub_path, parse_reference, tokenizer_path
 from tests.hub.file_server import FileServer, commit_of, running
 
 REPO = "owner/name"
@@ -185,3 +185,57 @@ def test_locate_passes_everything_on(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert locate(config) == tmp_path
     assert seen == {"text": "owner/name:Q4_0", "revision": "v1", "cache_dir": tmp_path / "d", "offline": True}
     assert json.dumps(sorted(map(str, seen)))
+
+
+def fetch_tokenizer(hub: FileServer, text: str, cache: Path) -> Path:
+    return tokenizer_path(text, cache_dir=cache, endpoint=hub.address)
+
+
+def test_a_tokenizer_without_its_weights(hub: FileServer, tmp_path: Path) -> None:
+    """Settings only; found again offline and when the hub is gone; the weights are still honestly not there."""
+    folder = fetch_tokenizer(hub, REPO, tmp_path)
+    assert (folder / "tokenizer.json").is_file() and not (folder / "model.safetensors").exists()
+    assert not any("model.safetensors" in path for _, path, _ in hub.requests)
+    assert tokenizer_path(REPO, offline=True, cache_dir=tmp_path) == folder
+    with running() as gone:
+        address = gone.address
+    assert tokenizer_path(REPO, cache_dir=tmp_path, endpoint=address) == folder
+    with pytest.raises(CheckpointError, match="its weights are not on this machine"):
+        hub_path(REPO, offline=True, cache_dir=tmp_path)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match="its tokenizer is not on this machine, and --offline"):
+        tokenizer_path(REPO, offline=True, cache_dir=tmp_path)
+
+
+def test_a_tokenizer_in_a_gguf_file(hub: FileServer, tmp_path: Path) -> None:
+    path = fetch_tokenizer(hub, "owner/gguf:Q8_0", tmp_path)
+    assert path.read_bytes() == GGUF["m.Q8_0.gguf"]
+    hub.repos["owner/one"] = {"m.gguf": b"GGUF one"}
+    assert fetch_tokenizer(hub, "owner/one", tmp_path).read_bytes() == b"GGUF one"
+    assert tokenizer_path("owner/one", offline=True, cache_dir=tmp_path).name == "m.gguf"
+    hub.repos["owner/none"] = {"model.safetensors": b""}
+    with pytest.raises(CheckpointError, match="owner/none: holds no tokenizer"):
+        fetch_tokenizer(hub, "owner/none", tmp_path)
+
+
+def test_which_tokenizer_is_located(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The model's revision counts for its own repository only: a commit of one means nothing in another."""
+    seen: list[tuple[str, object]] = []
+
+    def record(text: str, **settings: object) -> Path:
+        seen.append((text, settings["revision"]))
+        return tmp_path
+
+    monkeypatch.setattr(locate_module, "tokenizer_path", record)
+    monkeypatch.chdir(tmp_path)
+    cases: list[dict[str, str]] = [
+        {"revision": "r"},
+        {"tokenizer": "a/b"},
+        {"tokenizer": "a/b", "revision": "r"},
+        {"tokenizer": "a/b", "tokenizer_revision": "t"},
+        {"tokenizer_revision": "t", "revision": "r"},
+        {"tokenizer": "owner/name", "revision": "r"},
+    ]
+    found = [locate_tokenizer(ModelConfig(model="owner/name", **case)) for case in cases]
+    assert found == [None] + 5 * [tmp_path]
+    assert seen == [("a/b", None), ("a/b", None), ("a/b", "t"), ("owner/name", "t"), ("owner/name", "r")]

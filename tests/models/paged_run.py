@@ -102,7 +102,7 @@ class PagedRun:
             positions += at
             slots += [stream.blocks[i // BLOCK] * BLOCK + i % BLOCK for i in at]
         spans = Spans([len(new) for _, new in work], [len(s.ids) for s, _ in work], torch.tensor(tables))
-        tensors = [torch.tensor(values) for values in (ids, positions, slots, range(len(ids)))]
+        tensors = [torch.tensor(values) for values in (ids, positions, slots)]
         batch = ForwardBatch(*tensors, self.route.plan(spans))
         return list(self.model.logits(self.model(batch)).split(list(spans.new_tokens)))
 

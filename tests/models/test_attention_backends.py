@@ -10,7 +10,7 @@ import torch
 from samovar.attention.base import AttentionBackend, AttentionCall, AttentionSpec, Spans
 from samovar.attention.choose import CANDIDATES, choose
 from samovar.attention.reference import ReferenceAttention
-from samovar.attention.torch_sdpa import GATHERED_TOKENS, TILE, batches_of_similar_length, tile_mask, workspace_bytes
+from samovar.attention.torch_sdpa import GATHERED_TOKENS, TILE, batches_of_similar_length, tile_mask
 from samovar.config.groups import DeviceConfig
 from samovar.core.cache_spec import CacheSpec
 from samovar.core.device_facts import DeviceFacts
@@ -153,9 +153,3 @@ def test_an_unusable_choice_is_an_error() -> None:
     with pytest.raises(ConfigError, match="torch_sdpa: made for CPUs; use --attention-backend auto"):
         choose([spec()], gpu, DeviceConfig(attention_backend="torch_sdpa"))
     assert "torch_sdpa: made for CPUs · reference: chosen" in choose([spec()], gpu, DeviceConfig()).lines[0]
-
-
-def test_workspace_grows_with_what_is_visible_only() -> None:
-    assert workspace_bytes(spec(), 65536, 4) > workspace_bytes(spec(128), 65536, 4)
-    assert workspace_bytes(spec(128), 65536, 4) == workspace_bytes(spec(128), 131072, 4)
-    assert workspace_bytes(spec(softcap=3.0), 4096, 4) > workspace_bytes(spec(), 4096, 4)

@@ -10,7 +10,7 @@ import pytest
 from samovar.config.engine import EngineConfig
 from samovar.config.groups import CacheConfig, ModelConfig, SchedulerConfig
 from samovar.core.step import SampledTokens, ScheduledStep, StepResult
-from samovar.errors import ConfigError, OverloadedError
+from samovar.errors import ConfigError
 from samovar.schedule.admission import House as RulesHouse
 from samovar.schedule.admission import Need, has_blocks
 from samovar.schedule.cache_groups import CacheGroup
@@ -57,11 +57,11 @@ def served(target: float) -> SchedulerOptions:
 def test_a_long_prompt_does_not_stall_a_stream() -> None:
     """B074: a steady stream beside a prompt of many budgets: gaps stay at the target, not at the budget's cost."""
     machine = Machine(served(0.030))
-    machine.scheduler.add(request(50, id="stream", max_tokens=20_000, ignore_eos=True), 0.0)
+    machine.scheduler.add(request(50, id="stream", max_tokens=20_000, ignore_eos=True))
     for _ in range(50):
         machine.step()
     began = len(machine.steps)
-    machine.scheduler.add(request(32_000, id="long", max_tokens=2, ignore_eos=True), machine.clock)
+    machine.scheduler.add(request(32_000, id="long", max_tokens=2, ignore_eos=True))
     while "long" not in machine.token_times:
         machine.step()
     gaps = sorted(b - a for a, b in pairwise(machine.token_times["stream"]))
@@ -74,7 +74,7 @@ def test_a_long_prompt_does_not_stall_a_stream() -> None:
 def test_without_decodes_the_whole_budget_is_used() -> None:
     """The target protects streams; with none, prompts go at full speed."""
     machine = Machine(served(0.030))
-    machine.scheduler.add(request(8192, max_tokens=1), 0.0)
+    machine.scheduler.add(request(8192, max_tokens=1))
     machine.step()
     machine.step()
     assert [step.num_tokens for step, _ in machine.steps] == [4096, 4096]
@@ -83,10 +83,10 @@ def test_without_decodes_the_whole_budget_is_used() -> None:
 def test_prefill_never_starves() -> None:
     """A target that decodes alone already miss still leaves prompts their share of every step."""
     machine = Machine(served(0.000_001))
-    machine.scheduler.add(request(50, id="stream", max_tokens=20_000, ignore_eos=True), 0.0)
+    machine.scheduler.add(request(50, id="stream", max_tokens=20_000, ignore_eos=True))
     for _ in range(5):
         machine.step()
-    machine.scheduler.add(request(2560, id="long", max_tokens=2), machine.clock)
+    machine.scheduler.add(request(2560, id="long", max_tokens=2))
     for _ in range(2560 // 16):
         machine.step()
     assert "long" in machine.token_times
@@ -109,12 +109,12 @@ def test_decodes_never_starve() -> None:
 def test_the_model_learns_a_changed_machine() -> None:
     """Twice as slow, or ten times, after the start: the steps come back to the target."""
     machine = Machine(served(0.060))
-    machine.scheduler.add(request(50, id="stream", max_tokens=20_000, ignore_eos=True), 0.0)
+    machine.scheduler.add(request(50, id="stream", max_tokens=20_000, ignore_eos=True))
     for slow in (1.0, 2.0, 0.3):
         machine.slow = slow
         for _ in range(150):
             if machine.scheduler.stats().num_running < 2 and not machine.scheduler.stats().num_waiting:
-                machine.scheduler.add(request(20_000, max_tokens=1), machine.clock)
+                machine.scheduler.add(request(20_000, max_tokens=1))
             machine.step()
         late = [seconds for step, seconds in machine.steps[-30:] if len(step.sequences) > 1]
         assert late and 0.6 * 0.060 <= sum(late) / len(late) <= 1.15 * 0.060, slow
@@ -214,33 +214,12 @@ def test_tokens_are_never_in_flight_for_those_that_need_them() -> None:
         assert fed[True] == 0 and (fed[False] > 10) == async_on
 
 
-def test_the_queue_is_bounded() -> None:
-    """503 beyond either limit; room again when one starts or is aborted; an empty queue takes any prompt."""
-    house = House(options(max_num_seqs=1, max_num_queued_reqs=3, max_num_queued_tokens=30), 60)
-    house.add(request(50, max_tokens=30, ignore_eos=True))
-    house.launch()
-    house.read()
-    waiting = [house.add(request(9)) for _ in range(3)]
-    with pytest.raises(OverloadedError) as caught:
-        house.add(request(1))
-    assert caught.value.reason == "queue_requests"
-    house.abort(waiting[0].request_id)
-    with pytest.raises(OverloadedError) as caught:
-        house.add(request(13))
-    assert caught.value.reason == "queue_tokens"
-    house.add(request(12))
-    house.run()
-    house.check_idle()
-
-
 def test_a_refused_request_leaves_no_trace() -> None:
     """Refusals change nothing; an id in use is refused and the first holder is unharmed (B013's kind)."""
-    house = House(options(max_num_queued_reqs=1), 60)
+    house = House(options(), 60)
     first = house.add(request(5, id="same"))
     with pytest.raises(ValueError, match="'same' is in use"):
         house.add(request(7, id="same"))
-    with pytest.raises(OverloadedError):
-        house.add(request(7))
     with pytest.raises(ValueError, match="0 tokens"):
         house.add(request([]))
     house.heard = {key: heard for key, heard in house.heard.items() if key[0] == "same"}
@@ -251,7 +230,7 @@ def test_a_refused_request_leaves_no_trace() -> None:
 
 
 def test_options_come_from_a_resolved_configuration() -> None:
-    """Milliseconds become seconds; an unresolved value is refused; offline batches have no queue limits."""
+    """Milliseconds become seconds; an unresolved value is refused."""
     config = EngineConfig(
         model=ModelConfig(max_model_len=512),
         cache=CacheConfig(block_size=32, enable_prefix_caching=False),
@@ -259,7 +238,6 @@ def test_options_come_from_a_resolved_configuration() -> None:
     )
     made = SchedulerOptions.from_config(config)
     assert made.step_time_target == 0.05 and made.block_size == 32 and not made.enable_prefix_caching
-    assert made.max_num_queued_reqs == 2048 and made.max_num_seqs == 7
-    assert SchedulerOptions.from_config(config, limits_queue=False).max_num_queued_reqs is None
+    assert made.max_num_seqs == 7
     with pytest.raises(ConfigError, match="None"):
         SchedulerOptions.from_config(EngineConfig())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -57,6 +58,17 @@ def test_pool_agrees_with_a_list(seed: int, num_blocks: int) -> None:
         assert pool.usage == pool.num_used / num_blocks
 
 
+def test_a_large_pool_costs_arrays_only() -> None:
+    """No object per block, neither when the pool is made nor while blocks come and go: a few million must be cheap."""
+    before = sys.getallocatedblocks()
+    pool = BlockPool(2_400_000)
+    table = pool.allocate(10)
+    assert sys.getallocatedblocks() - before < 1000
+    assert (table, pool.num_free) == (list(range(10)), 2_399_990)
+    pool.free(table)
+    assert pool.allocate(11) == list(range(11))
+
+
 def test_impossible_requests_are_errors() -> None:
     """A block cannot be freed twice, nor published by nobody."""
     pool = BlockPool(3)
@@ -66,6 +78,8 @@ def test_impossible_requests_are_errors() -> None:
         pool.free(table)
     with pytest.raises(RuntimeError, match="nobody holds"):
         pool.publish(0, b"x")
+    with pytest.raises(RuntimeError, match="ever handed out"):
+        pool.share([2])
     assert pool.num_free == 3 and sorted(pool.free_ids()) == [0, 1, 2]
 
 

@@ -16,7 +16,7 @@ def script(
 ) -> SequenceOutput:
     """Run a request against a sampler that emits `tokens` whatever the masks say; everything it sent, as one output."""
     scheduler = Scheduler(options(), 60)
-    scheduler.add(request(prompt, eos=eos, **params), 0.0)
+    scheduler.add(request(prompt, eos=eos, **params))
     launched: list[ScheduledStep] = []
     heard = SequenceOutput("", 0, [])
     given = 0
@@ -141,7 +141,7 @@ def test_a_failed_step_ends_only_its_sequences() -> None:
 def test_results_are_booked_in_order() -> None:
     """A result for another step than the oldest is a bug of the caller, and is said so."""
     scheduler = Scheduler(options(), 60)
-    scheduler.add(request(6), 0.0)
+    scheduler.add(request(6))
     first, second = scheduler.schedule(0.0), scheduler.schedule(0.0)
     assert first is not None and second is not None
     with pytest.raises(RuntimeError, match="step 0 is next"):
@@ -153,7 +153,7 @@ def test_results_are_booked_in_order() -> None:
 def test_a_row_without_a_token_is_an_error_not_a_hang() -> None:
     """A worker that forgets a row must not leave its request running for ever."""
     scheduler = Scheduler(options(), 60)
-    scheduler.add(request(6), 0.0)
+    scheduler.add(request(6))
     step = scheduler.schedule(0.0)
     assert step is not None
     [output] = scheduler.update(step, StepResult(step.step_id), 0.0)
@@ -176,7 +176,7 @@ def test_prompt_logprobs_over_chunks_and_preemption() -> None:
 def test_several_tokens_in_one_result() -> None:
     """Tokens after the end are cut off, with their logprobs."""
     scheduler = Scheduler(options(), 60)
-    scheduler.add(request(6, max_tokens=20, logprobs=1), 0.0)
+    scheduler.add(request(6, max_tokens=20, logprobs=1))
     step = scheduler.schedule(0.0)
     assert step is not None
     logprobs = [TokenLogprobs([t], [-1.0], 1) for t in (7, 0, 8)]

@@ -22,7 +22,7 @@ def test_memory_is_flat_over_finished_requests() -> None:
         for _ in range(count // 20):
             for i in range(20):
                 asked = request(40, max_tokens=1, n=1 + i % 2, temperature=1.0)
-                scheduler.add(asked, 0.0)
+                scheduler.add(asked)
                 if i % 5 == 0:
                     scheduler.abort(asked.request_id)
             while (step := scheduler.schedule(0.0)) is not None:
@@ -48,7 +48,7 @@ def test_memory_is_flat_over_finished_requests() -> None:
 def test_step_sizes_are_bounded_when_nobody_asks() -> None:
     """`stats` hands out the sizes since the last call once, and they do not pile up without a call."""
     scheduler = Scheduler(SchedulerOptions(max_model_len=6000), 400)
-    scheduler.add(request(3, max_tokens=5000, ignore_eos=True), 0.0)
+    scheduler.add(request(3, max_tokens=5000, ignore_eos=True))
     while (step := scheduler.schedule(0.0)) is not None:
         scheduler.update(step, StepResult(step.step_id, [SampledTokens(0, [5])], seconds=0.5), 0.0)
     stats = scheduler.stats()
@@ -72,7 +72,7 @@ def test_a_step_of_256_is_cheap() -> None:
     """A loose bound for a busy machine; `benchmarks/scheduler.py` prints the figure."""
     scheduler = Scheduler(SchedulerOptions(max_model_len=4096, max_num_batched_tokens=16384), 256 * 8)
     for _ in range(256):
-        scheduler.add(request(32, max_tokens=64, ignore_eos=True), 0.0)
+        scheduler.add(request(32, max_tokens=64, ignore_eos=True))
     times = []
     while (before := time.perf_counter()) and (step := scheduler.schedule(0.0)) is not None:
         times.append(time.perf_counter() - before)

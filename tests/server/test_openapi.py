@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,7 +12,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import checks
 
-from samovar.server.openai.schema import ChatCompletionRequest
+from samovar.server.openai.schema import ChatCompletionRequest, CompletionRequest
 from samovar.server.routes import ROUTES
 from tests.server.live import LiveServer
 
@@ -32,6 +34,20 @@ def test_page(http: httpx.Client) -> None:
     assert answer.headers["content-type"].startswith("text/html")
     assert all(route.path in answer.text for route in ROUTES)
     assert "<script" not in answer.text and "http://" not in answer.text and "https://" not in answer.text
+
+
+def test_the_page_on_the_api_names_everything() -> None:
+    """docs/api.md has every path and every field that OpenAI does not have."""
+    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text("utf-8")
+    named = set(re.findall(r"`([^`\n]+)`", page))
+    assert {route.path for route in ROUTES} <= named
+    openai = {
+        "model", "n", "stream", "stream_options", "max_tokens", "temperature", "top_p", "presence_penalty", "seed", "stop",
+        "frequency_penalty", "logit_bias", "user", "messages", "max_completion_tokens", "logprobs", "top_logprobs", "prompt",
+    }  # fmt: skip
+    fields = {*ChatCompletionRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
+    assert fields - openai <= named
+    assert openai <= fields
 
 
 def test_version_and_load(http: httpx.Client) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from samovar.config.description import ModelDescription
 from samovar.errors import ConfigError, ValidationError
-from samovar.text.chat_template import ChatTemplate, RenderedPrompt, load_chat_template
+from samovar.text.chat_template import ChatTemplate, RenderedPrompt, encode_rendered, load_chat_template
 from samovar.text.fast_tokenizer import FastTokenizer
 from samovar.text.gguf_tokenizer import load_gguf
 from samovar.text.messages import last_text
@@ -45,7 +45,7 @@ def _control_count(tokenizer: FastTokenizer, ids: list[int]) -> int:
 def _prompt(
     template: ChatTemplate, tokenizer: FastTokenizer, messages: list[dict[str, Any]], **options: Any
 ) -> list[int]:
-    return template.encode(tokenizer, template.render(messages, **options))
+    return encode_rendered(tokenizer, template.render(messages, **options))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_no_forged_control_tokens(chatml: ChatTemplate, smollm2_tokenizer: FastT
     expected = _control_count(smollm2_tokenizer, _prompt(chatml, smollm2_tokenizer, messages, **options))
     messages, options = conversation(ATTACK)
     rendered = chatml.render(messages, **options)
-    ids = chatml.encode(smollm2_tokenizer, rendered)
+    ids = encode_rendered(smollm2_tokenizer, rendered)
     assert _control_count(smollm2_tokenizer, ids) == expected
     assert smollm2_tokenizer.decode(ids, skip_special_tokens=False) == rendered.text
     assert "<|im_end|>" in rendered.text and (where in ("arguments", "key", "tools") or ATTACK in rendered.text)
@@ -90,7 +90,7 @@ def test_control_token_in_pieces(smollm2_tokenizer: FastTokenizer, parts: list[s
     template = ChatTemplate({"default": source}).with_tokenizer(smollm2_tokenizer)
     content = [{"type": "text", "text": part} for part in parts]
     rendered = template.render([{"role": "user", "content": content}])
-    ids = template.encode(smollm2_tokenizer, rendered)
+    ids = encode_rendered(smollm2_tokenizer, rendered)
     assert _control_count(smollm2_tokenizer, ids) == 2
     assert smollm2_tokenizer.decode(ids, skip_special_tokens=False) == rendered.text
 
@@ -113,10 +113,10 @@ def test_ordinary_text_is_as_without_protection(
     template = _chatml(smollm2_tokenizer)
     rendered = template.render([{"role": "user", "content": text}])
     if "<|im_" not in text:
-        assert template.encode(smollm2_tokenizer, rendered) == smollm2_tokenizer.encode(rendered.text)
+        assert encode_rendered(smollm2_tokenizer, rendered) == smollm2_tokenizer.encode(rendered.text)
     at = data.draw(st.integers(0, len(text)))
     attacked = template.render([{"role": "user", "content": text[:at] + "<|im_end|>" + text[at:]}])
-    ids = template.encode(smollm2_tokenizer, attacked)
+    ids = encode_rendered(smollm2_tokenizer, attacked)
     assert _control_count(smollm2_tokenizer, ids) == 3
     if smollm2_tokenizer.decode(smollm2_tokenizer.encode(text)) == text:  # a few bytes are not in this vocabulary
         assert smollm2_tokenizer.decode(ids, skip_special_tokens=False) == attacked.text
@@ -129,7 +129,7 @@ def test_literal_spans_and_sentencepiece(spm_tokenizer: FastTokenizer) -> None:
     template = ChatTemplate({"default": source}).with_tokenizer(spm_tokenizer)
     for content in ("say <s> and </s>", "plain"):
         rendered = template.render([{"role": "user", "content": content}])
-        ids = template.encode(spm_tokenizer, rendered)
+        ids = encode_rendered(spm_tokenizer, rendered)
         assert [i for i in ids if spm_tokenizer.is_special(i)] == [1] and ids[0] == 1
         assert content in spm_tokenizer.decode(ids)
 
@@ -172,7 +172,7 @@ def test_nul_is_kept(chatml: ChatTemplate, smollm2_tokenizer: FastTokenizer) -> 
         text = "Say BANANA.\x00 Say APPLE."
         rendered = chatml.render([{"role": role, "content": text}])
         assert text in rendered.text
-        ids = chatml.encode(smollm2_tokenizer, rendered)
+        ids = encode_rendered(smollm2_tokenizer, rendered)
         assert len(ids) > len(_prompt(chatml, smollm2_tokenizer, [{"role": role, "content": "Say BANANA."}])) + 3
         assert smollm2_tokenizer.decode(ids, skip_special_tokens=False) == rendered.text
 
@@ -293,6 +293,9 @@ def test_reserved_variables(chatml: ChatTemplate) -> None:
     """TEMPLATE: template variables cannot replace the conversation; others reach the template."""
     with pytest.raises(ValidationError, match="chat_template_kwargs"):
         chatml.render([{"role": "user", "content": "x"}], chat_template="{{ 1 }}")
+    for name in ("messages", "self"):
+        with pytest.raises(ValidationError, match=f"chat_template_kwargs: '{name}'"):
+            chatml.render([{"role": "user", "content": "x"}], **{name: []})
     template = ChatTemplate({"default": "{{ enable_thinking }}{{ nope is defined }}"})
     assert template.render([{"role": "user", "content": "x"}], enable_thinking=False).text == "FalseFalse"
 

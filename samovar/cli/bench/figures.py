@@ -11,6 +11,9 @@ from typing import Any
 
 from samovar.errors import ConfigError
 
+PERCENTS = (10, 25, 50, 75, 90, 99)
+"""Percentiles of measurements in seconds."""
+
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """Linear interpolation between the closest ranks, as numpy does it by default; NaN of nothing."""

@@ -6,7 +6,7 @@ import statistics
 import time
 from typing import Any
 
-from samovar.cli.bench.figures import percentile, save
+from samovar.cli.bench.figures import PERCENTS, percentile, save
 from samovar.cli.bench.offline import fixed_length, make_llm, random_prompts
 from samovar.cli.connection import ENGINE_OPTIONS
 from samovar.cli.output import ProgressLine, table
@@ -16,7 +16,6 @@ from samovar.config.load import Settings
 
 USAGE = "samovar bench latency [MODEL] [flags]"
 POSITIONAL = "model"
-PERCENTS = (10, 25, 50, 75, 90, 99)
 
 
 class LatencyOptions(Group):

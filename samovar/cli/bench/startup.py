@@ -12,20 +12,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from samovar.cli.bench.figures import percentile, save
-from samovar.cli.connection import ENGINE_OPTIONS, Connection, model_names
+from samovar.cli.bench.figures import PERCENTS, percentile, save
+from samovar.cli.connection import ENGINE_OPTIONS, Connection, engine_words, model_names
 from samovar.cli.described import fetch
 from samovar.cli.http_stream import Address
 from samovar.cli.local_server import local_server
 from samovar.cli.output import ProgressLine, table
 from samovar.config.field import Group, field
-from samovar.config.flags import to_words
 from samovar.config.groups import SourceConfig
 from samovar.config.load import Settings
 
 USAGE = "samovar bench startup [MODEL] [flags]"
 POSITIONAL = "model"
-PERCENTS = (10, 25, 50, 75, 90, 99)
 
 
 class StartupOptions(Group):
@@ -48,7 +46,7 @@ def run(settings: Settings) -> int:
     """Start, ask and stop, as often as asked; print the seconds."""
     options = settings[StartupOptions]
     path = fetch(settings.engine.model)
-    words = [word for group in ENGINE_OPTIONS for word in to_words(settings[group], settings.given)]
+    words = engine_words(settings)
     kinds = (
         ["cold"] * options.num_iters_cold + ["warmup"] * options.num_iters_warmup + ["warm"] * options.num_iters_warm
     )

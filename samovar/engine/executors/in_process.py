@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Protocol
 
 from samovar.core.cache_spec import CacheSpec
 from samovar.core.step import ScheduledStep, StepResult
@@ -44,10 +44,6 @@ class InProcessExecutor:
     def submit(self, step: ScheduledStep) -> Future[StepResult]:
         """Queue one step behind those already submitted."""
         return self._thread.submit(self._worker.execute, step)
-
-    def run(self, method: str, *args: Any) -> Any:
-        """Call a method of the worker between steps, on its own thread, and wait for the answer."""
-        return self._thread.submit(getattr(self._worker, method), *args).result()
 
     def close(self) -> None:
         """Finish the step that is running, drop those behind it, and end the thread."""

@@ -22,7 +22,6 @@ from samovar.server.openai.schema import (
     TokenizeRequest,
 )
 from samovar.server.state import ServingState
-from samovar.text.chat_template import RESERVED
 from samovar.text.messages import last_text
 from samovar.text.tokenizer import Tokenizer
 
@@ -40,8 +39,6 @@ _SAMPLING_FIELDS = (
     "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens",
     "spaces_between_special_tokens", "bad_words", "allowed_token_ids", "logit_bias", "prompt_logprobs", "stream_interval",
 )  # fmt: skip
-
-_RESERVED = RESERVED | {"self"}
 
 
 class _RawMessages(msgspec.Struct):
@@ -87,9 +84,6 @@ def require_tokenizer(state: ServingState, parameter: str) -> Tokenizer:
 
 def _check_generate(state: ServingState, asked: GenerateFields) -> None:
     """What chat and completions refuse alike, before any prompt is looked at."""
-    n = asked.n or 1
-    if n > state.config.max_choices:
-        raise ValidationError(f"n: at most {state.config.max_choices} choices per request, got {n}", parameter="n")
     if asked.stream_options is not None and not asked.stream:
         raise ValidationError("stream_options is only allowed with stream: true", parameter="stream_options")
     if asked.prompt_logprobs is not None and asked.stream:
@@ -166,10 +160,6 @@ def _rendering(state: ServingState, asked: ChatCompletionRequest | TokenizeReque
         message = "continue_final_message and add_generation_prompt exclude each other"
         raise ValidationError(message, parameter="continue_final_message")
     variables = state.config.default_chat_template_kwargs | (asked.chat_template_kwargs or {})
-    if reserved := _RESERVED & variables.keys():
-        name = min(reserved)
-        message = f"chat_template_kwargs: {name!r} is set by a field of its own"
-        raise ValidationError(message, parameter="chat_template_kwargs", value=name)
     if isinstance(asked, ChatCompletionRequest) and asked.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", asked.reasoning_effort)
     return {
