@@ -54,6 +54,7 @@ setup() {
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".${extra:+[$extra]}" ||
         die "pip could not install the packages (see above). It needs a network, or PIP_INDEX_URL, PIP_FIND_LINKS and the like."
     fingerprint .venv/bin/python "$extra" >"$stamp"
+    say "samovar: installed into .venv; to use the samovar command in a terminal: . .venv/bin/activate"
 }
 
 report_machine() {

@@ -31,8 +31,8 @@ class ChatOptions(Group):
     """Ask this one question, print the answer and leave."""
     system_prompt: str | None = field(default=None)
     """System prompt."""
-    max_tokens: int | None = field(default=None, ge=1)
-    """Most tokens of an answer. Default: what the context allows."""
+    max_tokens: int = field(default=1024, ge=1)
+    """Most tokens of an answer, so that a model that rambles comes to an end."""
     temperature: float | None = field(default=None, ge=0, le=2)
     """Temperature. Default: the model's own."""
     stats: bool = field(default=False)
@@ -58,25 +58,25 @@ class Chat:
     def body(self) -> dict[str, Any]:
         """The request for the next answer."""
         first = [{"role": "system", "content": self.system}] if self.system else []
-        body: dict[str, Any] = {"messages": first + self.messages}
-        if self.options.max_tokens is not None:
-            body["max_tokens"] = self.options.max_tokens
+        body: dict[str, Any] = {"messages": first + self.messages, "max_tokens": self.options.max_tokens}
         if self.options.temperature is not None:
             body["temperature"] = self.options.temperature
         return body
 
-    def ask(self, question: str) -> None:
-        """Send a question and print the answer as it comes. Ctrl-C keeps what was said so far."""
+    def ask(self, question: str) -> bool:
+        """Send a question and print the answer as it comes. Ctrl-C keeps what was said so far and gives False."""
         self.messages.append({"role": "user", "content": question})
-        self.partial = ""
+        self.partial, is_whole = "", True
         try:
             asyncio.run(self._answer())
         except KeyboardInterrupt:
+            is_whole = False
             print(" (stopped)", flush=True)
         except SamovarError:
             self.messages.pop()
             raise
         self.messages.append({"role": "assistant", "content": self.partial})
+        return is_whole
 
     async def _answer(self) -> None:
         began, first = time.monotonic(), 0.0
@@ -105,7 +105,8 @@ def run(settings: Settings) -> int:
     with connect(settings) as connection:
         chat = Chat(connection, options)
         if options.quick is not None:
-            chat.ask(options.quick)
+            if not chat.ask(options.quick):
+                raise KeyboardInterrupt  # The line is ended; `main` turns it into its exit code.
             return 0
         if sys.stdin.isatty() and find_spec("readline") is not None:
             import_module("readline")  # gives `input` line editing and a history

@@ -40,12 +40,14 @@ async def complete(connection: Connection, text: str, options: CompleteOptions) 
         body["temperature"] = options.temperature
     began, first = time.monotonic(), 0.0
     usage: dict[str, int] = {}
-    async for event in connection.stream("/completions", body):
-        usage = event.get("usage") or usage
-        for choice in event.get("choices", []):
-            first = first or time.monotonic()
-            print(choice.get("text") or "", end="", flush=True)
-    print(flush=True)
+    try:
+        async for event in connection.stream("/completions", body):
+            usage = event.get("usage") or usage
+            for choice in event.get("choices", []):
+                first = first or time.monotonic()
+                print(choice.get("text") or "", end="", flush=True)
+    finally:
+        print(flush=True)  # Also after Ctrl-C: what comes next begins on a line of its own.
     if options.stats:
         print(speed(began, first, time.monotonic(), usage.get("completion_tokens", 0)), file=sys.stderr)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samovar.cli.output import ProgressLine
-from samovar.config.checkpoint import describe
 from samovar.config.description import ModelDescription
 from samovar.config.engine import EngineConfig
 from samovar.config.groups import ModelConfig
@@ -15,7 +14,7 @@ from samovar.config.resolve import Resolved, resolve
 from samovar.config.rules import check_request
 from samovar.core.device_facts import DeviceFacts
 from samovar.hardware.device import probe
-from samovar.hub.locate import locate
+from samovar.hub.locate import find_model, locate
 
 if TYPE_CHECKING:
     from samovar.worker.worker import Worker
@@ -36,10 +35,16 @@ def fetch(model: ModelConfig) -> Path:
         return locate(model, progress=progress)
 
 
+def find(model: ModelConfig) -> ModelDescription:
+    """What the model says about itself, fetched as `fetch` does."""
+    with ProgressLine(f"downloading {model.model}", is_bytes=True) as progress:
+        return find_model(model, progress=progress)
+
+
 def look_up(config: EngineConfig) -> Described:
     """Find, describe, probe and resolve. Raises what each of these raises."""
     check_request(config)
-    description = describe(fetch(config.model), config.model)
+    description = find(config.model)
     facts = probe(config.device.device)
     return Described(description, facts, resolve(config, description, facts))
 

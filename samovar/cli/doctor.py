@@ -36,8 +36,19 @@ PACKAGES = {
     "numpy": "numpy",
 }
 """Distribution -> module, of what the engine is built on."""
-OPTIONAL = {"triton": "triton", "flashinfer-python": "flashinfer", "mistral-common": "mistral_common"}
+OPTIONAL = {
+    "triton": "triton",
+    "flashinfer-python": "flashinfer",
+    "flash-attn-4": "flash_attn",
+    "mistral-common": "mistral_common",
+    "llguidance": "llguidance",
+    "xgrammar": "xgrammar",
+}
 """The same for what it can do without."""
+BFLOAT16_MODEL = ModelDescription(
+    path=Path(), format="dummy", architecture="LlamaForCausalLM", config={"dtype": "bfloat16"}
+)
+"""What most checkpoints are; the model decides with the machine."""
 SECRET = ("KEY", "TOKEN")
 
 

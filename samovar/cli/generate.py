@@ -63,8 +63,10 @@ def read_prompts(options: GenerateOptions) -> list[dict[str, Any]]:
         raise ConfigError(f"no input file; usage: {USAGE}")
     try:
         text = sys.stdin.read() if options.input == "-" else Path(options.input).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{options.input}: cannot be read: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{options.input}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{options.input}: is not UTF-8 text: {error.reason} at byte {error.start}") from error
     is_json = options.input.endswith((".jsonl", ".json"))
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     prompts = [_parse_line(options.input, *entry) if is_json else {"prompt": entry[1]} for entry in lines]

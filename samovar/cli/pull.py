@@ -19,7 +19,7 @@ def run(settings: Settings) -> int:
     """Fetch, read the headers, which proves that every file is here and whole in size, and say where it is."""
     model = settings[ModelConfig]
     if model.offline:
-        raise ConfigError("--offline forbids to pull a model; leave it out")
+        raise ConfigError("--offline forbids pulling a model; leave it out")
     path = fetch(model)
     description = describe(path, model)
     stored = size(description.stored_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,24 @@ MAX_JSON_BYTES = 64 * 1024 * 1024
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-def describe(path: str | Path, model_config: ModelConfig) -> ModelDescription:
+def describe(
+    path: str | Path, model_config: ModelConfig, *, recommended: Mapping[str, Any] | None = None
+) -> ModelDescription:
     """What the checkpoint at `path` says about itself.
 
     `path` is a Hugging Face folder, a config.json or a .safetensors file in one, a .gguf file (any part of a split
     one), or a folder with one GGUF model. `hf_overrides` are laid over the config, `override_generation_config` over
-    the sampling defaults. Raises `CheckpointError` naming the file, `ConfigError` for a setting that does not fit it.
+    the sampling defaults. `recommended` are sampling defaults under those of the checkpoint's own files; they count
+    while `generation_config` is "auto". Raises `CheckpointError` naming the file, `ConfigError` for a setting that does not fit it.
     """
-    path = Path(path)
+    description = _describe(Path(path), model_config)
+    if not recommended or model_config.generation_config != "auto":
+        return description
+    added = {name: value for name, value in recommended.items() if name not in description.generation_config}
+    return replace(description, generation_config=description.generation_config | added, recommended=added)
+
+
+def _describe(path: Path, model_config: ModelConfig) -> ModelDescription:
     gguf = _gguf_of(path, model_config.load_format)
     if gguf is not None:
         return _describe_gguf(gguf, model_config)

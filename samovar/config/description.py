@@ -20,6 +20,8 @@ class ModelDescription:
     architecture: str
     config: dict[str, Any]
     generation_config: dict[str, Any] = field(default_factory=dict)
+    recommended: dict[str, Any] = field(default_factory=dict)
+    """The part of `generation_config` that no file says: what is recommended for an alias."""
     eos_token_ids: tuple[int, ...] = ()
     vocab_size: int = 0
     max_position_embeddings: int = 0

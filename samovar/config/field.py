@@ -57,6 +57,8 @@ class Rule:
             return "one of " + ", ".join(map(str, self.choices))
         if value is None or not isinstance(value, (int, float)) or isinstance(value, bool) or value in self.also:
             return None
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            return "a number of at most 64 bits"
         exceptions = "".join(f" or {extra}" for extra in self.also)
         if self.ge is not None and not value >= self.ge:
             return f">= {self.ge}{exceptions}"

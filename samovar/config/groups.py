@@ -36,7 +36,8 @@ class ModelConfig(Group):
     hf_overrides: dict[str, Any] = field(factory=dict)
     """JSON object laid over config.json."""
     generation_config: str = field(default="auto")
-    """Where sampling defaults come from: "auto" (the model), "vllm" (none), or a directory."""
+    """Where sampling defaults come from: "auto" (the model, or what is recommended for an alias), "vllm" (none), or a
+    directory."""
     override_generation_config: dict[str, Any] = field(factory=dict)
     """JSON object of sampling defaults laid over the model's own."""
     seed: int = field(default=0)
@@ -152,7 +153,7 @@ class ServerConfig(Group):
     max_prompts: int = field(default=1024, ge=1)
     """Most prompts in one completions request."""
     max_tokens_ceiling: int | None = field(default=None, ge=1)
-    """Most tokens any request may generate."""
+    """Most tokens an answer may have; a larger max_tokens is cut to it, and the answer ends with finish_reason length."""
     shutdown_timeout: float = field(default=30.0, ge=0)
     """Seconds running requests may finish in after SIGTERM."""
     sse_keep_alive_interval: float = field(default=0.0, ge=0)

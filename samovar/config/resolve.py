@@ -123,8 +123,10 @@ def max_num_batched_tokens(config: EngineConfig, description: ModelDescription, 
         longest = max(config.model.max_model_len or 0, 2048)
         return Decision("max_num_batched_tokens", longest, "without chunked prefill a whole prompt is one step")
     if facts.kind == "cpu":
-        tokens = max(min(2048, max(512, 128 * facts.num_threads)), config.scheduler.max_num_seqs)
-        return Decision("max_num_batched_tokens", tokens, f"a CPU with {facts.num_threads} threads")
+        num_threads = config.device.threads or facts.num_threads
+        tokens = max(min(2048, max(512, 128 * num_threads)), config.scheduler.max_num_seqs)
+        words = "1 thread" if num_threads == 1 else f"{num_threads} threads"
+        return Decision("max_num_batched_tokens", tokens, f"a CPU with {words}")
     tokens = 16384 if facts.total_bytes >= 160 * GIB else 8192 if facts.total_bytes >= 70 * GIB else 2048
     tokens = max(tokens, config.scheduler.max_num_seqs)
     return Decision("max_num_batched_tokens", tokens, f"{facts.total_bytes / GIB:.0f} GiB of device memory")
@@ -137,6 +139,14 @@ def step_time_target_ms(config: EngineConfig, description: ModelDescription, fac
     if facts.kind == "cpu":
         return Decision("step_time_target_ms", 250.0, "four tokens a second for readers while prompts are computed")
     return Decision("step_time_target_ms", 50.0, "twenty tokens a second for readers while prompts are computed")
+
+
+def generation_config(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> Decision | None:
+    """Which sampling defaults were added for an alias. It stays as it is: `describe` has followed it already."""
+    if not description.recommended or config.model.generation_config != "auto":
+        return None
+    values = ", ".join(f"{name} {value:g}" for name, value in description.recommended.items())
+    return Decision("generation_config", "auto", f"{values} where a request says nothing, as the model's card recommends")
 
 
 def max_logprobs(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> Decision | None:
@@ -158,5 +168,6 @@ DECIDERS: tuple[Decider, ...] = (
     max_num_batched_tokens,
     step_time_target_ms,
     max_logprobs,
+    generation_config,
 )
 """Each sees what those before it decided."""

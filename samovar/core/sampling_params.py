@@ -15,6 +15,9 @@ GREEDY_BELOW = 1e-5
 MIN_TEMPERATURE = 0.01
 """Non-zero temperatures are raised to this value: smaller ones overflow float32 logits."""
 
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
+"""Logits are multiplied and divided by it: float32 must hold the result."""
+
 MAX_BAD_WORDS = 128
 MAX_SEED = 2**63 - 1
 SWITCHES = (
@@ -93,7 +96,7 @@ class SamplingParams:
         _integer("n", self.n, 1)
         for name in ("presence_penalty", "frequency_penalty"):
             _number(name, getattr(self, name), -2.0, 2.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, low_open=True)
+        _number("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
         _number("temperature", self.temperature, 0.0, 2.0)
         _number("top_p", self.top_p, 0.0, 1.0, low_open=True)
         _integer("top_k", self.top_k, -1)

@@ -53,11 +53,14 @@ def check_prompt(token_ids: list[int], limits: RequestLimits, *, parameter: str 
     _check_ids(parameter, token_ids, limits.vocab_size)
 
 
-def resolve_params(params: SamplingParams, num_prompt_tokens: int, limits: RequestLimits) -> SamplingParams:
+def resolve_params(
+    params: SamplingParams, num_prompt_tokens: int, limits: RequestLimits, eos_token_ids: Iterable[int] = ()
+) -> SamplingParams:
     """Check `params` against the limits and fill what depends on them.
 
     `max_tokens` becomes an int: absent means the room left in the context, and larger values are clamped to that room
-    (editors send large caps; the answer then ends with `length`). Raises `ValidationError` naming the field.
+    (editors send large caps; the answer then ends with `length`). `eos_token_ids` are what the model ends with. Raises
+    `ValidationError` naming the field.
     """
     if params.n > limits.max_choices:
         _refuse("n", params.n, f"at most {limits.max_choices} choices per request, got {params.n}")
@@ -74,7 +77,24 @@ def resolve_params(params: SamplingParams, num_prompt_tokens: int, limits: Reque
         message = f"the prompt's {num_prompt_tokens} tokens fill the context of {limits.max_model_len}; nothing can be generated"
         _refuse("max_tokens", params.max_tokens, message)
     max_tokens = ceiling if params.max_tokens is None else min(params.max_tokens, ceiling)
-    return params.clone(max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
+    params = params.clone(max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
+    if max_tokens > 0:
+        _check_something_is_allowed(params, limits, eos_token_ids)
+    return params
+
+
+def _check_something_is_allowed(params: SamplingParams, limits: RequestLimits, eos_token_ids: Iterable[int]) -> None:
+    """Some token must be left for the first place. What longer bad words forbid depends on what was sampled."""
+    banned = {word[0] for word in params.bad_words_token_ids or () if len(word) == 1}
+    ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)} if params.min_tokens else set()
+    allowed = None if params.allowed_token_ids is None else set(params.allowed_token_ids)
+    forbidden = {token for token in banned | ends if 0 <= token < limits.vocab_size}
+    if (len(forbidden) < limits.vocab_size) if allowed is None else (allowed - forbidden):
+        return
+    taking_part = {"allowed_token_ids": allowed, "bad_words": banned, "min_tokens": ends}
+    fields = [name for name, ids in taking_part.items() if ids]
+    message = f"no token is left that may be sampled: {' and '.join(fields)} together forbid all; loosen one of them"
+    _refuse(fields[0], getattr(params, fields[0]), message)
 
 
 def _check_stops(params: SamplingParams, limits: RequestLimits) -> None:

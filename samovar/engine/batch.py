@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Sequence
+from types import FrameType, TracebackType
 
 from samovar.core.outputs import SequenceOutput
 from samovar.core.request import Request
@@ -33,6 +36,43 @@ class _Task:
         return self.pipeline.take_stopped()
 
 
+class Interrupts:
+    """Ctrl-C at a safe point: noted while a step is under way, raised by `check` between two steps.
+
+    An interrupt in the middle of booking a step would leave the scheduler half changed. A second Ctrl-C is not
+    deferred. Does nothing outside the main thread, or if the program handles SIGINT itself.
+    """
+
+    def __init__(self) -> None:
+        self._seen = False
+        self._is_installed = False
+
+    def __enter__(self) -> Interrupts:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._note)
+            self._is_installed = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._is_installed:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if error is None:
+            self.check()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._seen:
+            raise KeyboardInterrupt
+        self._seen = True
+
+    def check(self) -> None:
+        """Raise `KeyboardInterrupt` if one was noted."""
+        if self._seen:
+            raise KeyboardInterrupt
+
+
 def run_batch(
     engine: Engine,
     tokenizer: Tokenizer | None,
@@ -45,33 +85,35 @@ def run_batch(
     tasks: dict[str, _Task] = {}
     running: dict[str, _Task] = {}
     progress = Progress(len(requests)) if show_progress else None
-    try:
-        for request, prompt in requests:
-            engine.add(request)
-            task = _Task(request, prompt, tokenizer, metrics.begin(request))
-            tasks[request.request_id] = running[request.request_id] = task
-        while running:
-            num_tokens = 0
-            for output in engine.step():
-                if (at := running.get(output.request_id)) is None:
-                    continue
-                num_tokens += len(output.token_ids)
-                for index in at.take(output):
-                    engine.abort(output.request_id, index)
-                if at.collector.output.finished:
-                    del running[output.request_id]
-                    at.record.end(abandoned=False, failed=False)
-            metrics.take_snapshot(engine.stats())
+    with Interrupts() as interrupts:
+        try:
+            for request, prompt in requests:
+                engine.add(request)
+                task = _Task(request, prompt, tokenizer, metrics.begin(request))
+                tasks[request.request_id] = running[request.request_id] = task
+            while running:
+                interrupts.check()
+                num_tokens = 0
+                for output in engine.step():
+                    if (at := running.get(output.request_id)) is None:
+                        continue
+                    num_tokens += len(output.token_ids)
+                    for index in at.take(output):
+                        engine.abort(output.request_id, index)
+                    if at.collector.output.finished:
+                        del running[output.request_id]
+                        at.record.end(abandoned=False, failed=False)
+                metrics.take_snapshot(engine.stats())
+                if progress is not None:
+                    progress.update(len(tasks) - len(running), num_tokens)
+        finally:
+            for request_id, task in running.items():
+                engine.abort(request_id)
+                task.record.end(abandoned=True, failed=False)
+            while engine.has_work:
+                engine.step()
             if progress is not None:
-                progress.update(len(tasks) - len(running), num_tokens)
-    finally:
-        for request_id, task in running.items():
-            engine.abort(request_id)
-            task.record.end(abandoned=True, failed=False)
-        while engine.has_work:
-            engine.step()
-        if progress is not None:
-            progress.close()
+                progress.close()
     return [task.collector.output for task in tasks.values()]
 
 

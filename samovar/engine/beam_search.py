@@ -8,9 +8,9 @@ first `width` of them; a prompt is done when `width` beams have ended. With widt
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from samovar.core.request import Request
 from samovar.core.sampling_params import SamplingParams
@@ -22,6 +22,7 @@ from samovar.errors import ValidationError
 from samovar.text.prepare import Preparer
 
 MAX_BEAM_WIDTH = 128
+MAX_LENGTH_PENALTY = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +44,9 @@ class BeamSearchParams:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most and value > most):
                 rule = f"an integer in [1, {most}]" if most else "an integer >= 1"
                 raise ValidationError(f"{name} must be {rule}, got {value!r}", parameter=name, value=value)
-        if not math.isfinite(self.length_penalty):
-            message = f"length_penalty must be finite, got {self.length_penalty!r}"
+        if not -MAX_LENGTH_PENALTY <= self.length_penalty <= MAX_LENGTH_PENALTY:
+            bounds = f"[{-MAX_LENGTH_PENALTY:g}, {MAX_LENGTH_PENALTY:g}]"
+            message = f"length_penalty must be in {bounds}, got {self.length_penalty!r}"
             raise ValidationError(message, parameter="length_penalty", value=self.length_penalty)
 
 
@@ -150,18 +152,18 @@ def _search_together(
     )
     eos = set(preparer.eos_token_ids)
     door = Preparer(preparer.tokenizer, None, wide, preparer.eos_token_ids)
-    for round_number in range(params.max_tokens):
-        jobs = [(found, beam) for found in searches for beam in found.beams if len(beam.ids) < wide.max_model_len]
-        if not jobs:
+    for found in searches:
+        door.from_ids(found.prompt, sampling)  # Refuses a prompt that leaves no room before anything runs.
+    for _ in range(params.max_tokens):
+        # The beams of one search are equally long: all of them can grow, or the context is full.
+        open_searches = [s for s in searches if s.beams and len(s.beams[0].ids) < wide.max_model_len]
+        if not open_searches:
             break
-        requests: list[tuple[Request, str | None]] = [(door.from_ids(beam.ids, sampling), None) for _, beam in jobs]
-        outputs = run_batch(engine, preparer.tokenizer, requests, metrics)
-        taken = 0
-        for found in searches:
-            if round_number == 0 or found.beams:
-                count = len(found.beams)
-                found.advance(outputs[taken : taken + count], params, eos)
-                taken += count
+        beams = [beam for found in open_searches for beam in found.beams]
+        requests: list[tuple[Request, str | None]] = [(door.from_ids(beam.ids, sampling), None) for beam in beams]
+        outputs = iter(run_batch(engine, preparer.tokenizer, requests, metrics))
+        for found in open_searches:
+            found.advance(list(islice(outputs, len(found.beams))), params, eos)
     for found in searches:
         found.stop(params)
 

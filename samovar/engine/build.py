@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from samovar.config.checkpoint import describe
 from samovar.config.description import ModelDescription
 from samovar.config.engine import EngineConfig, with_settings
 from samovar.config.resolve import Resolved, resolve
 from samovar.core.outputs import EngineInfo
 from samovar.engine.engine import Engine
 from samovar.engine.executors.in_process import InProcessExecutor
+from samovar.engine.report import startup_report
 from samovar.hardware.device import probe
-from samovar.hub.locate import locate
+from samovar.hub import locate
 from samovar.schedule.options import SchedulerOptions
 from samovar.schedule.prefix_cache import CacheIdentity
 from samovar.schedule.scheduler import Scheduler
@@ -65,7 +65,7 @@ def once_each(listener: OnPhase) -> OnPhase:
 
 def find_model(config: EngineConfig) -> ModelDescription:
     """Locate the model, downloading it if need be, and read its header. Raises `CheckpointError`."""
-    return describe(locate(config.model), config.model)
+    return locate.find_model(config.model)
 
 
 def build_engine(
@@ -87,13 +87,12 @@ def build_engine(
 
     on_phase("planning memory")
     worker = Worker(resolved.config, description, facts)
+    # Before a weight is read: whoever watches a long load, or one that fails, sees what it was meant to take.
+    logger.info("%s", startup_report(description, facts, resolved, worker.memory_plan))
     on_phase("loading weights")
     worker.load(signs_of_life("loading weights", on_phase))
     on_phase("starting")
-    engine, info = _assemble(worker, resolved, config.model.model, started)
-    for name, value, reason in info.decisions:
-        logger.debug("%s = %s: %s", name, value, reason)
-    return engine, info
+    return _assemble(worker, resolved, config.model.model, started)
 
 
 def _assemble(worker: Worker, resolved: Resolved, name: str, started: float) -> tuple[Engine, EngineInfo]:

@@ -88,12 +88,14 @@ class Engine:
         self._stalled = not self._launched
         if self._stalled:
             return []
-        launched = self._launched.popleft()
+        launched = self._launched[0]
         try:
             result = launched.future.result()
         except Exception as error:
             # The border to the devices: whatever a step raises ends the sequences of that step and nobody else's.
+            self._launched.popleft()
             return self._fail(launched.step, error)
+        self._launched.popleft()
         self._failed_in_a_row = 0
         return self._scheduler.update(launched.step, result, self._clock())
 

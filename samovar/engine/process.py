@@ -134,7 +134,7 @@ def main(build: EngineBuilder = build_engine) -> None:
     setup = read_setup()
     die_with_parent(setup.parent)
     threading.Thread(target=watch_standard_input, name="watch-parent", daemon=True).start()
-    logging.basicConfig(level=setup.log_level, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=setup.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     channel = SocketChannel(setup.address)
     status = serve(setup.config, channel, build)
     channel.close()

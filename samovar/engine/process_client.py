@@ -77,6 +77,7 @@ class ProcessEngineClient:
             raise EngineDeadError("an engine client is started once; make a new one")
         self._first_start = asyncio.get_running_loop().create_future()
         self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
+        self._supervisor.add_done_callback(self._supervision_ended)
         try:
             await asyncio.shield(self._first_start)
         except BaseException:
@@ -169,6 +170,16 @@ class ProcessEngineClient:
             logger.error("%s; restarting it in %.1f s", reason, backoff)
             await asyncio.sleep(backoff)
             backoff = min(LAST_BACKOFF, max(FIRST_BACKOFF, 2 * backoff))
+
+    def _supervision_ended(self, task: asyncio.Task[None]) -> None:
+        """If the supervisor itself broke, say so and fail what waits: nobody would notice a dead engine any more."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        reason = f"the engine's supervisor failed: {type(error).__name__}: {error}"
+        logger.error(reason, exc_info=error)
+        self._conversation.close(reason)
+        if self._first_start is not None and not self._first_start.done():
+            self._first_start.set_exception(EngineDeadError(reason))
 
     async def _serve_one(self) -> tuple[str, SamovarError | None]:
         """One process, from start to reaped; returns why it ended, and the error it reported itself."""

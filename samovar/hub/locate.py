@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from samovar.config.checkpoint import PICKLE_SUFFIXES
+from samovar.config.checkpoint import PICKLE_SUFFIXES, describe
+from samovar.config.description import ModelDescription
 from samovar.config.field import cache_root
 from samovar.config.groups import ModelConfig
 from samovar.errors import CheckpointError, ConfigError
@@ -28,6 +29,17 @@ def locate(model_config: ModelConfig, *, progress: Progress | None = None) -> Pa
         return path
     folder = _download_dir(model_config)
     return hub_path(reference, revision=model_config.revision, offline=model_config.offline, cache_dir=folder)
+
+
+def find_model(model_config: ModelConfig, *, progress: Progress | None = None) -> ModelDescription:
+    """What the model says about itself, downloaded if need be; an alias brings the sampling its card recommends.
+
+    Raises what `locate` and `config.checkpoint.describe` raise.
+    """
+    reference = model_config.model
+    path = locate(model_config, progress=progress)
+    is_alias = reference in ALIASES and not Path(reference).expanduser().exists()
+    return describe(path, model_config, recommended=ALIASES[reference].sampling if is_alias else {})
 
 
 def locate_tokenizer(model_config: ModelConfig, *, progress: Progress | None = None) -> Path | None:

@@ -98,7 +98,7 @@ class _UnreachableError(Exception):
 def _names(reference: Reference, revision: str | None, offline: bool, endpoint: str | None) -> list[str]:
     """Files of a repository, as the hub lists them."""
     if offline:
-        raise _UnreachableError("--offline forbids to download it")
+        raise _UnreachableError("--offline forbids downloading it")
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 

@@ -9,8 +9,12 @@ from typing import Any
 from samovar.errors import CheckpointError
 from samovar.layers.rope import RopeParameters
 
-MAX_LAYERS = 10_000
-"""A file that claims more is damaged."""
+LARGEST = {"num_hidden_layers": 10_000, "num_attention_heads": 65_536, "head_dim": 65_536}
+LARGEST_SIZE = 2**28
+"""What a field may hold, by name and for all others: a file that claims more is damaged, and believing it would
+allocate gigabytes before its shapes are compared with the checkpoint."""
+LARGEST_NUMBER = 1e18
+"""The same for fractions, rope_theta among them."""
 
 
 def section(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -28,10 +32,7 @@ def positive(raw: Mapping[str, Any], name: str, default: int) -> int:
 
 def num_layers(raw: Mapping[str, Any]) -> int:
     """Checked `num_hidden_layers`, for families that make lists of that length before the config exists."""
-    count = integer(raw, "num_hidden_layers")
-    if count > MAX_LAYERS:
-        raise CheckpointError(f"config.json: num_hidden_layers must be at most {MAX_LAYERS}, got {count}")
-    return count
+    return integer(raw, "num_hidden_layers")
 
 
 def integer(values: Mapping[str, Any], name: str) -> int:
@@ -39,6 +40,8 @@ def integer(values: Mapping[str, Any], name: str) -> int:
     value = values.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise CheckpointError(f"config.json: {name} must be a positive integer, got {value!r}")
+    if value > (most := LARGEST.get(name, LARGEST_SIZE)):
+        raise CheckpointError(f"config.json: {name} must be at most {most}, got {value}")
     return value
 
 
@@ -57,7 +60,7 @@ def check_type(name: str, annotation: str, values: dict[str, Any]) -> None:
         kinds: dict[str, tuple[type, ...]] = {"float": (int, float), "bool": (bool,), "str": (str,)}
         value: Any = values[name]
         is_wrong = not isinstance(value, kinds[wanted])
-        if is_wrong or (wanted == "float" and (isinstance(value, bool) or value <= 0)):
+        if is_wrong or (wanted == "float" and (isinstance(value, bool) or not 0 < value <= LARGEST_NUMBER)):
             words = "positive number" if wanted == "float" else wanted
             raise CheckpointError(f"config.json: {name} must be a {words}, got {value!r}")
 
@@ -88,7 +91,7 @@ def _rope_value(name: str, value: Any, *, is_list: bool) -> Any:
     if (
         is_list
         or not isinstance(value, wanted)
-        or (isinstance(value, (int, float)) and name != "truncate" and value <= 0)
+        or (isinstance(value, (int, float)) and name != "truncate" and not 0 < value <= LARGEST_NUMBER)
     ):
         raise CheckpointError(f"config.json: rope_parameters has {name} = {value!r}, which is not possible")
     return value

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from samovar.server.openai.schema import ErrorResponse
+from samovar.server.schema_words import REFERENCE, in_words
 from samovar.server.version import version
 
 if TYPE_CHECKING:
     from samovar.server.routes import Route
 
 _ABOUT = (
-    "Unknown fields of a body are accepted and ignored. Fields of capabilities that this server does not have are "
+    "Unknown fields of a body are ignored, with one warning in the server's log. Fields of capabilities that this server does not have are "
     "refused with 400 unless they ask for nothing. Null means absent. Streams are server-sent events ended by [DONE]."
 )
 _ERRORS = {
@@ -62,6 +63,8 @@ def _operation(route: Route) -> dict[str, Any]:
     answers |= {code: {"description": text, "content": error} for code, text in _ERRORS.items()}
     if route.path == "/ready":
         answers["503"] = {"description": "Not now.", "content": content}
+    if route.path == "/":
+        answers["307"] = {"description": "The page is at /docs."}
     operation: dict[str, Any] = {"summary": route.summary, "responses": answers}
     if "{" in route.path:
         name = route.path.partition("{")[2].rstrip("}")
@@ -91,13 +94,27 @@ def page(routes: Sequence[Route]) -> bytes:
         parts.append(f"<h3><code>{route.method} {escape(route.path)}</code></h3><p>{escape(route.summary)}</p>")
         if route.body is not None:
             parts.append(_fields(schemas[route.body.__name__]))
+    parts.append("<h2>Objects</h2>")
+    for name in _named_by([route.body.__name__ for route in routes if route.body is not None], schemas):
+        about = escape(schemas[name].get("description", ""))
+        parts.append(f"<h3 id={name}><code>{name}</code></h3><p>{about}</p>{_fields(schemas[name])}")
     return "".join(parts).encode()
+
+
+def _named_by(names: list[str], schemas: dict[str, Any]) -> list[str]:
+    """The objects that fields of these objects hold, and those that those hold, each once."""
+    found: list[str] = []
+    for name in (waiting := list(names)):
+        for other in REFERENCE.findall(msgspec.json.encode(schemas[name]).decode()):
+            if other not in found:
+                found.append(other)
+                waiting.append(other)
+    return found
 
 
 def _fields(schema: dict[str, Any]) -> str:
     rows = []
-    for name, field in schema["properties"].items():
+    for name, field in schema.get("properties", {}).items():
         needed = " (required)" if name in schema.get("required", ()) else ""
-        kind = msgspec.json.encode({k: v for k, v in field.items() if k != "default"}).decode()
-        rows.append(f"<tr><td><code>{escape(name)}</code>{needed}<td><code>{escape(kind)}</code>")
+        rows.append(f"<tr><td><code>{escape(name)}</code>{needed}<td>{escape(in_words(field))}")
     return f"<table>{''.join(rows)}</table>"

@@ -46,6 +46,11 @@ async def _show_docs(state: ServingState, exchange: Exchange) -> None:
     await exchange.reply(200, openapi.page(ROUTES), [(b"content-type", b"text/html; charset=utf-8")])
 
 
+async def _go_to_docs(state: ServingState, exchange: Exchange) -> None:
+    # Relative, so that it holds behind a proxy that adds a prefix.
+    await exchange.reply(307, b"", [(b"location", b"docs")])
+
+
 ROUTES: tuple[Route, ...] = (
     Route(
         path="/v1/chat/completions", method="POST", summary="Answer a conversation.", call=create_chat_completion,
@@ -74,4 +79,5 @@ ROUTES: tuple[Route, ...] = (
     Route(path="/metrics", summary="Prometheus metrics.", look=probes.metrics, answer=TEXT),
     Route(path="/openapi.json", summary="This description.", look=_show_openapi, is_doc=True),
     Route(path="/docs", summary="This description, to read.", look=_show_docs, answer=HTML, is_doc=True),
+    Route(path="/", summary="Leads to /docs.", look=_go_to_docs, answer=HTML, is_doc=True),
 )  # fmt: skip

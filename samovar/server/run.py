@@ -24,12 +24,11 @@ from typing import cast
 import uvicorn
 import uvloop
 
-from samovar.config.checkpoint import describe
 from samovar.config.engine import EngineConfig
 from samovar.config.groups import ServerConfig
 from samovar.engine.door import load_text, make_preparer
 from samovar.engine.process_client import ProcessEngineClient
-from samovar.hub.locate import locate
+from samovar.hub.locate import find_model
 from samovar.server.app import create_app
 from samovar.server.limits import LimitedHttpProtocol
 from samovar.server.sockets import BACKLOG, address_of, open_socket
@@ -95,7 +94,7 @@ async def _serve(config: EngineConfig, server: ServerConfig, listener: socket.so
 
 async def _load(config: EngineConfig, server: ServerConfig, client: ProcessEngineClient) -> Preparer:
     """Start the engine and, meanwhile, load what text needs."""
-    description = await asyncio.to_thread(lambda: describe(locate(config.model), config.model))
+    description = await asyncio.to_thread(find_model, config.model)
     starting = asyncio.ensure_future(client.start())
     try:
         text = await asyncio.to_thread(

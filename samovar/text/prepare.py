@@ -140,7 +140,7 @@ class Preparer:
         return Request(
             request_id=uuid.uuid4().hex,
             prompt_token_ids=ids,
-            params=resolve_params(self._with_bad_words(params), len(ids), self.limits),
+            params=resolve_params(self._with_bad_words(params), len(ids), self.limits, self.eos_token_ids),
             eos_token_ids=self.eos_token_ids,
             arrival=time.monotonic(),
             priority=priority,

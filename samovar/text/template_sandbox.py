@@ -1,24 +1,20 @@
 """The Jinja environment that chat templates run in: Transformers' dialect, without its freedom.
 
-Templates come with checkpoints (and from clients, if the operator allows it), so three things are bounded, and going
-over a bound is a `jinja2.TemplateError`: `range` (100,000 numbers, as in Jinja's sandbox), loop turns and seconds of
-one rendering (`MAX_LOOP_TURNS`, `MAX_SECONDS`), and the size of any string an operator or string method makes and of
-the result (`MAX_CHARS`). Time is looked at on loop turns and output, so a single slow expression can overrun it.
+Templates come with checkpoints (and from clients, if the operator allows it), so what one rendering uses is bounded by
+`template_budget`, besides `range` (100,000 numbers, as in Jinja's sandbox); going over a bound is a
+`jinja2.TemplateError`. Loops, calls, filters, operators, lists, objects and output are rewritten or wrapped to ask first.
 """
 
 from __future__ import annotations
 
+import functools
 import json
-import re
-import time
 from collections.abc import Callable, Iterable, Iterator
-from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, cast
 
 import jinja2
 import jinja2.ext
-import jinja2.filters
 import jinja2.nodes
 import jinja2.parser
 import jinja2.runtime
@@ -26,44 +22,20 @@ import jinja2.sandbox
 import jinja2.utils
 import jinja2.visitor
 
-MAX_LOOP_TURNS = 2_000_000
-MAX_SECONDS = 5.0
-MAX_CHARS = 16_000_000
-MAX_WIDTH = 100_000
-"""Largest number that a string method or a padding filter takes."""
-MAX_BITS = 4096
-"""Size of the largest integer that `*` and `**` make."""
-
-_TURNS_PER_LOOK = 1024
-
-
-class TemplateLimitError(jinja2.TemplateError):
-    """A rendering went over one of this module's bounds."""
+from samovar.text.template_budget import (
+    TemplateLimitError,
+    budget_now,
+    check_call,
+    check_filter,
+    check_format,
+    check_method,
+    check_operator,
+    check_size,
+    start_budget,
+)
 
 
-class Budget:
-    """Loop turns and time left to one rendering."""
-
-    def __init__(self, seconds: float = MAX_SECONDS, turns: int = MAX_LOOP_TURNS) -> None:
-        self._deadline = time.monotonic() + seconds
-        self._seconds, self._most_turns = seconds, turns
-        self._turns = 0
-
-    def turn(self) -> None:
-        """Count one loop turn."""
-        self._turns += 1
-        if self._turns > self._most_turns:
-            raise TemplateLimitError(f"more than {self._most_turns} loop turns")
-        if self._turns % _TURNS_PER_LOOK == 0:
-            self.look()
-
-    def look(self) -> None:
-        """Check the time."""
-        if time.monotonic() > self._deadline:
-            raise TemplateLimitError(f"rendering took longer than {self._seconds:g} seconds")
-
-
-_budget: ContextVar[Budget | None] = ContextVar("chat_template_budget", default=None)
+MAX_DATE_CHARS = 1000
 
 
 class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -72,13 +44,13 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
+        super().__init__(
+            optimized=False, trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+        )
         self.filters["tojson"] = _to_json
-        self.filters[_COUNTED] = _counted
-        self.filters[_JOINED] = _joined
-        for name, width_at in (("center", 0), ("indent", 0)):
-            self.filters[name] = _narrow(self.filters[name], width_at)
-        self.filters["format"] = _format
+        self.filters = {name: _bounded(name, original) for name, original in self.filters.items()}
+        self.filters |= {_COUNTED: _counted, _JOINED: _joined, _MADE: _made, _COMPARED: _compared, _WRITTEN: _written}
+        del self.globals["lipsum"]
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
         self.globals["dict"] = _TemplateDict()
@@ -91,62 +63,59 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
         tree = super()._parse(source, name, filename)
         for loop in tree.find_all(jinja2.nodes.For):
-            loop.iter = _filtered(loop.iter, _COUNTED, self)
+            size = sum(len(data.data) for part in loop.body for data in part.find_all(jinja2.nodes.TemplateData))
+            loop.iter = _filtered(loop.iter, _COUNTED, self, jinja2.nodes.Const(size))
         return _Bounded(self).visit(tree)  # type: ignore[no-any-return]
 
     def render_bounded(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
         """Render within the bounds. Raises whatever the template's expressions raise, mostly `TemplateError`."""
-        budget = Budget()
-        token = _budget.set(budget)
+        budget, end = start_budget()
         parts, size = [], 0
         try:
             for part in template.generate(variables):
                 size += len(part)
-                if size > MAX_CHARS:
-                    raise TemplateLimitError(f"the result has more than {MAX_CHARS} characters")
-                budget.look()
+                check_size(size)
+                budget.charge(0)
                 parts.append(part)
         finally:
-            _budget.reset(token)
+            end()
         return "".join(parts)
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
         """Arithmetic of the template, with results of bounded size."""
-        if operator == "*" and (size := _product_size(left, right)) > MAX_CHARS:
-            raise TemplateLimitError(f"a product of {size} items")
-        if operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
-            bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
-            if bits > MAX_BITS:
-                raise TemplateLimitError(f"an integer of {bits} bits")
-        if operator == "+" and isinstance(left, str) and isinstance(right, str):
-            _check_size(len(left) + len(right))
-        if operator == "%" and isinstance(left, str):
-            _check_format(left)
-        return super().call_binop(context, operator, left, right)
+        budget = budget_now()
+        check_operator(budget, operator, left, right)
+        return budget.made(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: jinja2.runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """Call something for the template; string methods take no giant widths and make no giant strings."""
-        owner = getattr(__obj, "__self__", None)
+        """Call something for the template: each call counts, and string methods make no giant strings."""
+        budget = budget_now()
+        budget.turn()
+        owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
+        check_call(owner, name)
         if isinstance(owner, str):
-            _check_string_call(__obj.__name__, owner, args)
-        return super().call(__context, __obj, *args, **kwargs)
+            check_method(budget, name, owner, args)
+        return budget.made(super().call(__context, __obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """The sandbox's `str.format`, which takes no giant widths."""
         wrapped = super().wrap_str_format(value)
-        if wrapped is not None:
-            _check_format(value.__self__)
-            if _NESTED_FIELD.search(value.__self__):
-                raise TemplateLimitError("str.format with a width that is itself a field")
-        return wrapped
+        if wrapped is None:
+            return None
+
+        def bounded(*args: Any, **kwargs: Any) -> str:
+            check_format(budget_now(), value.__self__, (*args, *kwargs.values()))
+            return wrapped(*args, **kwargs)
+
+        return bounded
 
 
-_NESTED_FIELD = re.compile(r"\{[^{}]*:[^{}]*\{")
-_COUNTED, _JOINED = "samovar_counted", "samovar_joined"
+_COUNTED, _JOINED, _MADE = "samovar_counted", "samovar_joined", "samovar_made"
+_COMPARED, _WRITTEN = "samovar_compared", "samovar_written"
 
 
 class _Bounded(jinja2.visitor.NodeTransformer):
-    """Rewrites `a ~ b` into a filter that checks the size of the result."""
+    """Rewrites `a ~ b`, lists, objects and output into filters that check and charge the size of the result."""
 
     def __init__(self, environment: jinja2.Environment) -> None:
         self._environment = environment
@@ -156,11 +125,41 @@ class _Bounded(jinja2.visitor.NodeTransformer):
         items = jinja2.nodes.List(node.nodes, lineno=node.lineno, environment=self._environment)
         return _filtered(items, _JOINED, self._environment)
 
+    def visit_List(self, node: jinja2.nodes.List) -> jinja2.nodes.Filter:  # noqa: N802 - named by Jinja
+        return self._made(node)
 
-def _filtered(node: jinja2.nodes.Node, name: str, environment: jinja2.Environment) -> jinja2.nodes.Filter:
-    """The expression `node | name`."""
+    def visit_Dict(self, node: jinja2.nodes.Dict) -> jinja2.nodes.Filter:  # noqa: N802 - named by Jinja
+        return self._made(node)
+
+    def visit_Tuple(self, node: jinja2.nodes.Tuple) -> jinja2.nodes.Node:  # noqa: N802 - named by Jinja
+        if node.ctx != "load":
+            return node
+        return self._made(node)
+
+    def visit_Compare(self, node: jinja2.nodes.Compare) -> jinja2.nodes.Compare:  # noqa: N802 - named by Jinja
+        self.generic_visit(node)
+        node.expr = _filtered(node.expr, _COMPARED, self._environment)
+        return node
+
+    def visit_Output(self, node: jinja2.nodes.Output) -> jinja2.nodes.Output:  # noqa: N802 - named by Jinja
+        self.generic_visit(node)
+        node.nodes = [
+            part if isinstance(part, jinja2.nodes.TemplateData) else _filtered(part, _WRITTEN, self._environment)
+            for part in node.nodes
+        ]
+        return node
+
+    def _made(self, node: jinja2.nodes.Node) -> jinja2.nodes.Filter:
+        self.generic_visit(node)
+        return _filtered(node, _MADE, self._environment)
+
+
+def _filtered(
+    node: jinja2.nodes.Node, name: str, environment: jinja2.Environment, *args: jinja2.nodes.Expr
+) -> jinja2.nodes.Filter:
+    """The expression `node | name(args)`."""
     value = cast(jinja2.nodes.Expr, node)
-    return jinja2.nodes.Filter(value, name, [], [], None, None, lineno=node.lineno, environment=environment)
+    return jinja2.nodes.Filter(value, name, list(args), [], None, None, lineno=node.lineno, environment=environment)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -212,8 +211,6 @@ def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """Unlike Jinja's own filter this does not escape HTML."""
-    if isinstance(indent, int) and indent > MAX_WIDTH:
-        raise TemplateLimitError(f"an indent of {indent}")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -222,69 +219,54 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(pattern: str) -> str:
+    if len(pattern) > MAX_DATE_CHARS:
+        raise TemplateLimitError(f"strftime_now takes {MAX_DATE_CHARS} characters at most")
     return datetime.now().strftime(pattern)
 
 
-def _counted(items: Iterable[Any]) -> Iterator[Any]:
-    """Count the turns of a loop over `items`."""
-    budget = _budget.get()
+def _counted(items: Iterable[Any], cost: int) -> Iterator[Any]:
+    """Count the turns of a loop over `items`, in each of which `cost` characters of the template are."""
+    budget = budget_now()
     for item in items:
-        if budget is not None:
-            budget.turn()
+        budget.turn(cost)
         yield item
 
 
 def _joined(items: list[Any]) -> str:
-    texts = [str(item) for item in items]
-    _check_size(sum(map(len, texts)))
-    return "".join(texts)
+    budget = budget_now()
+    check_size(sum(budget.weigh(item)[0] for item in items))
+    return cast(str, budget.made("".join(map(str, items))))
 
 
-def _check_size(size: int) -> None:
-    if size > MAX_CHARS:
-        raise TemplateLimitError(f"a string of {size} characters; the limit is {MAX_CHARS}")
+def _made(value: Any) -> Any:
+    """Check a list or an object that the template wrote down."""
+    return budget_now().made(value)
 
 
-def _product_size(left: Any, right: Any) -> int:
-    for items, times in ((left, right), (right, left)):
-        if isinstance(items, (str, list, tuple)) and isinstance(times, int):
-            return len(items) * max(times, 0)
-    return 0
+def _compared(value: Any) -> Any:
+    """Charge for a comparison, which looks at everything in a list or an object."""
+    if isinstance(value, (list, tuple, dict)):
+        budget = budget_now()
+        budget.charge(budget.weigh(value)[0])
+    return value
 
 
-def _check_format(pattern: str) -> None:
-    """No conversion of the `%` operator may pad to a giant width."""
-    digits = ""
-    for char in pattern:
-        digits = digits + char if char.isdigit() else ""
-        if len(digits) > len(str(MAX_WIDTH)):
-            raise TemplateLimitError(f"a format with the width {digits}...")
+@jinja2.pass_context
+def _written(_context: jinja2.runtime.Context, value: Any) -> Any:
+    """Charge for output. Takes the context only because Jinja would otherwise compute constants while it compiles."""
+    budget = budget_now()
+    budget.charge(budget.weigh(value)[0])
+    return value
 
 
-def _check_string_call(name: str, owner: str, args: tuple[Any, ...]) -> None:
-    for arg in args:
-        if isinstance(arg, int) and name in ("center", "ljust", "rjust", "zfill", "expandtabs") and arg > MAX_WIDTH:
-            raise TemplateLimitError(f"{name} to a width of {arg}")
-    if name == "replace" and len(args) >= 2 and isinstance(args[0], str) and isinstance(args[1], str):
-        _check_size(len(owner) + (owner.count(args[0]) * (len(args[1]) - len(args[0])) if args[1] else 0))
-    if name == "join" and args and isinstance(args[0], (list, tuple)):
-        _check_size(len(owner) * len(args[0]))
-    if name == "format":
-        _check_format(owner)
+def _bounded(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that is charged, and refused where it would make a giant value."""
+    value_at = int(hasattr(original, "jinja_pass_arg"))
 
+    @functools.wraps(original)
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        budget = budget_now()
+        check_filter(budget, name, args[value_at] if len(args) > value_at else None, args[value_at + 1 :], kwargs)
+        return budget.made(original(*args, **kwargs))
 
-def _format(value: str, *args: Any, **kwargs: Any) -> str:
-    _check_format(str(value))
-    return jinja2.filters.do_format(value, *args, **kwargs)
-
-
-def _narrow(original: Callable[..., Any], width_at: int) -> Callable[..., Any]:
-    """A padding filter that refuses giant widths."""
-
-    def narrowed(value: Any, *args: Any, **kwargs: Any) -> Any:
-        width = args[width_at] if len(args) > width_at else kwargs.get("width", 0)
-        if isinstance(width, int) and width > MAX_WIDTH:
-            raise TemplateLimitError(f"a width of {width}")
-        return original(value, *args, **kwargs)
-
-    return narrowed
+    return bounded

@@ -105,4 +105,6 @@ def test_serve_is_interrupted_cleanly(tiny_model: Path, tmp_path: Path) -> None:
             time.sleep(0.05)
         child.send_signal(signal.SIGINT)
         assert child.wait(30) == 0, log.read_text()
+    for phase in ("finding the model", "planning memory", "loading weights", "starting"):
+        assert log.read_text().count(f"engine: {phase} ...") == 1
     assert "Traceback" not in log.read_text() and processes_of(str(tmp_path)) == []

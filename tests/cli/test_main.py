@@ -7,12 +7,16 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
+import numpy
 import pytest
 
+from samovar.cli import doctor
 from samovar.cli.main import ALIASES, BENCHES, COMMANDS, main
 from samovar.config.load import all_settings
+from samovar.hardware.device import probe
 
 EVERY = {**COMMANDS, **{f"bench {name}": entry for name, entry in BENCHES.items()}}
 RUNNABLE = {name: module for name, (module, _) in EVERY.items() if name != "bench"}
@@ -137,6 +141,19 @@ def test_a_reader_that_leaves_is_no_error() -> None:
         f"{sys.executable} -m samovar serve --help | head -1", shell=True, capture_output=True, text=True
     )
     assert done.stdout.startswith("usage:") and done.stderr == ""
+
+
+def test_doctor_asks_python_and_the_resolver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that can be imported is not missing, whatever its metadata say; the dtype is the resolver's."""
+    monkeypatch.setattr(
+        doctor, "PACKAGES", {"no-such-distribution": "json", "torch": "no_such_module", "numpy": "numpy"}
+    )
+    found = doctor.packages()
+    assert found["no-such-distribution"] == "present, of unknown version"
+    assert found["torch"] == "missing" and found["numpy"] == numpy.__version__
+    fast = replace(probe("cpu"), kind="cuda", has_fast_bf16=False, architecture="sm_70")
+    assert doctor.verdicts(fast)["dtype"] == "float16 (sm_70 has no bfloat16)"
+    assert doctor.verdicts(replace(fast, kind="cpu"))["dtype"] == "float32 (sm_70 has no fast bfloat16)"
 
 
 def test_collect_env_is_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

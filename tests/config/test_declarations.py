@@ -49,6 +49,7 @@ def test_defaults_keep_their_own_rules() -> None:
         ({"max_num_seqs": "8"}, "--max-num-seqs must be a whole number, got '8'"),
         ({"max_num_seqs": True}, "--max-num-seqs must be a whole number, got True"),
         ({"max_num_seqs": 2.5}, "--max-num-seqs must be a whole number, got 2.5"),
+        ({"max_num_queued_tokens": 2**63}, "--max-num-queued-tokens must be a number of at most 64 bits"),
         ({"max_num_seqs": None}, "--max-num-seqs must be a whole number, got None"),
         ({"scheduling_policy": "lifo"}, "--scheduling-policy must be one of fcfs, priority, got 'lifo'"),
         ({"async_scheduling": 1}, "--async-scheduling must be true or false, got 1"),

@@ -115,9 +115,10 @@ def test_all_logprobs_is_the_vocabulary() -> None:
     assert settled(max_logprobs=-1)["max_logprobs"] == 1000
 
 
-def test_memory_has_one_spelling_afterwards() -> None:
-    assert settled(gpu_memory_utilization=0.8)["memory"] == "0.8"
-    assert settled(memory="4GiB")["memory"] == "4GiB"
+def test_a_share_of_memory_keeps_its_name() -> None:
+    """The flag that was given is the one that later messages name; it is never rewritten into another."""
+    values = settled(gpu_memory_utilization=0.8)
+    assert (values["memory"], values["gpu_memory_utilization"]) == (None, 0.8)
 
 
 BROKEN: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
@@ -126,8 +127,8 @@ BROKEN: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "format_from_checkpoint": ({"quantization": "awq"}, ("--quantization awq",)),
     "no_determinism_yet": ({"deterministic": True}, ("--deterministic",)),
     "one_memory_budget": (
-        {"memory": "4GiB", "gpu_memory_utilization": 0.5},
-        ("--memory 4GiB", "--gpu-memory-utilization 0.5"),
+        {"memory": "0.5", "gpu_memory_utilization": 0.5},
+        ("--memory 0.5", "--gpu-memory-utilization 0.5"),
     ),
     "one_kv_size": (
         {"kv_cache_memory_bytes": 1000, "num_gpu_blocks_override": 3},
@@ -143,6 +144,7 @@ BROKEN: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "device_is_there": ({"device": "cuda"}, ("--device cuda", "cpu (A laptop)")),
     "format_is_there": ({"load_format": "gguf"}, ("--load-format gguf", "safetensors", "--load-format auto")),
+    "gguf_is_there": ({"quantization": "gguf"}, ("--quantization gguf", "safetensors")),
     "context_within_model": ({"max_model_len": 9999}, ("--max-model-len 9999", "4096")),
 }
 

@@ -21,7 +21,7 @@ LIMITS = RequestLimits(vocab_size=100, max_model_len=64)
 BAD_VALUES: list[tuple[str, Any]] = [
     *(("n", v) for v in (0, -1, 1.5, True, "2", None)),
     *((name, v) for name in ("presence_penalty", "frequency_penalty") for v in (-2.1, 2.1, math.nan, math.inf, "0")),
-    *(("repetition_penalty", v) for v in (0, -1, math.nan, math.inf, "1")),
+    *(("repetition_penalty", v) for v in (0, -1, 1e-45, 1e-38, 0.0099, 100.1, 1e39, 1e308, math.nan, math.inf, "1")),
     *(("temperature", v) for v in (-0.1, 2.1, math.nan, math.inf, "1", True)),
     *(("top_p", v) for v in (0, -0.1, 1.1, math.nan)),
     *(("top_k", v) for v in (-2, 1.5, "5", True)),
@@ -105,6 +105,38 @@ def test_model_dependent_limits(name: str, changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as caught:
         resolve_params(SamplingParams(**changes), 10, LIMITS)
     assert caught.value.parameter == name
+
+
+IDS = st.lists(st.integers(0, 5), max_size=6)
+
+
+@given(
+    allowed=st.none() | st.lists(st.integers(0, 5), min_size=1, max_size=6), banned=IDS, stops=IDS, eos=IDS,
+    min_tokens=st.integers(0, 1), max_tokens=st.integers(0, 3), ignore_eos=st.booleans(),
+)  # fmt: skip
+def test_rules_that_leave_no_token(
+    allowed: list[int] | None, banned: list[int], stops: list[int], eos: list[int], min_tokens: int, max_tokens: int,
+    ignore_eos: bool,
+) -> None:  # fmt: skip
+    """Lists that together forbid every token for the first place are refused, naming those that take part."""
+    params = SamplingParams(
+        allowed_token_ids=allowed,
+        bad_words_token_ids=[[i] for i in banned] + [[0, 1]],
+        stop_token_ids=stops,
+        min_tokens=min(min_tokens, max_tokens),
+        max_tokens=max_tokens,
+        ignore_eos=ignore_eos,
+    )
+    ends = [*stops, *([] if ignore_eos else eos)] if params.min_tokens else []
+    left = [i for i in (range(6) if allowed is None else allowed) if i not in banned and i not in ends]
+    limits = RequestLimits(vocab_size=6, max_model_len=64)
+    if left or not max_tokens:
+        assert resolve_params(params, 10, limits, eos).allowed_token_ids == allowed
+        return
+    with pytest.raises(ValidationError, match="no token is left") as caught:
+        resolve_params(params, 10, limits, eos)
+    fields = [name for name, ids in (("allowed_token_ids", allowed), ("bad_words", banned), ("min_tokens", ends)) if ids]
+    assert caught.value.parameter == fields[0] and all(name in str(caught.value) for name in fields)
 
 
 @given(

@@ -100,6 +100,10 @@ def build_fake(config: EngineConfig, on_phase: Callable[[str], None]) -> tuple[E
         raise CheckpointError("weights.bin: truncated")
     if config.model.model == "endless":
         time.sleep(600)
+    if config.model.model == "slow":
+        for _ in range(10):
+            time.sleep(0.3)
+            on_phase("loading")
     worker = FakeWorker(delay=0.002)
     if config.model.model == "stuck":
         worker.gate.clear()

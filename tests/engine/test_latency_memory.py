@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,31 +29,31 @@ class SlowWorker(FakeWorker):
 
 
 async def test_a_long_prompt_does_not_stall_a_stream() -> None:
-    """B074: beside a 4,000-token prompt (0.8 s in one step) the gaps of a running stream follow the time target."""
+    """B074: beside a 4,000-token prompt (0.8 s in one step) a running stream goes on: chunks follow the time target."""
     worker = SlowWorker(600)
     options = {"max_model_len": 8000, "max_num_batched_tokens": 4096, "step_time_target": 0.03}
     client = InProcessEngineClient(fake_engine(worker, **options), fake_info(worker))
-    gaps: list[float] = []
+    arrivals: list[float] = []
 
     async def follow() -> None:
-        last = None
         async for _ in client.generate(request([1, 2], 150)):
-            now = time.monotonic()
-            if last is not None:
-                gaps.append(now - last)
-            last = now
+            arrivals.append(time.monotonic())
 
     stream = asyncio.ensure_future(follow())
-    while len(gaps) < 20:
+    while len(arrivals) < 20:
         await asyncio.sleep(0.005)
     prompt = [1 + i % 900 for i in range(4000)]
+    before, sent = len(arrivals), time.monotonic()
     async for _ in client.generate(request(prompt, 2)):
         pass
+    took = time.monotonic() - sent
     assert not stream.done(), "the neighbour was done while the stream ran"
+    assert len(arrivals) - before >= 10, "tokens between the chunks of the prompt"
     await stream
     await client.close()
     assert worker.most_tokens < 1000
-    assert max(gaps) < 0.4
+    # However slow the machine is: no single wait was a large part of the whole.
+    assert max(b - a for a, b in pairwise(arrivals)) < took / 2
 
 
 @pytest.mark.parametrize("fits", [0, 1, 3, 8])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -311,6 +314,20 @@ def test_interrupted_batch_leaves_nothing(llm: LLM, monkeypatch: pytest.MonkeyPa
     )
 
 
+@pytest.mark.parametrize("delay", [0.0, 0.01, 0.03, 0.1])
+def test_interrupts_at_any_moment_leave_a_working_engine(llm: LLM, delay: float) -> None:
+    """A real SIGINT, whatever it falls into: the batch ends with KeyboardInterrupt, the next one runs."""
+    timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        timer.start()
+        while True:  # The signal may be noted late; it is never lost.
+            llm.generate([[5, 6]] * 20, GREEDY.clone(max_tokens=100, ignore_eos=True), use_tqdm=False)
+    timer.join()
+    assert llm._engine.call("block_usage")["used"] == 0 and not llm._engine.has_work
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert len(llm.generate([[5, 6]], GREEDY.clone(max_tokens=3, ignore_eos=True), use_tqdm=False)) == 1
+
+
 def test_skip_tokenizer_init(tiny_model: Path) -> None:
     """Ids in, ids out, with the arguments that benchmarks use; `tokenizer.json` is never opened."""
     with LLM(
@@ -371,7 +388,19 @@ def test_beam_search_is_transformers(llm: LLM, tiny_model: Path) -> None:
             assert beam.text is not None
 
 
+def test_beams_and_the_end_of_the_context(llm: LLM) -> None:
+    """Beams end with `length` where the context ends; a prompt that leaves no room is refused."""
+    limit = llm.info.max_model_len
+    found = llm.beam_search([[5] * (limit - 3)], BeamSearchParams(beam_width=3, max_tokens=50, ignore_eos=True))[0]
+    assert [len(s.tokens) for s in found.sequences] == [limit] * 3
+    assert {s.finish_reason for s in found.sequences} == {"length"}
+    for length in (limit, limit + 1):
+        with pytest.raises(ValidationError, match=f"{limit}"):
+            llm.beam_search([[5, 6], [5] * length], BeamSearchParams(beam_width=2, max_tokens=2))
+
+
 def test_bad_beam_params() -> None:
-    for wrong in ({"beam_width": 0}, {"beam_width": 1000}, {"max_tokens": 0}, {"length_penalty": float("nan")}):
+    penalties = ({"length_penalty": value} for value in (float("nan"), -1e9, 11))
+    for wrong in ({"beam_width": 0}, {"beam_width": 1000}, {"max_tokens": 0}, *penalties):
         with pytest.raises(ValidationError, match=next(iter(wrong))):
             BeamSearchParams(**{"beam_width": 2, "max_tokens": 2, **wrong})

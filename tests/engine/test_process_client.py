@@ -142,6 +142,41 @@ async def test_a_failed_start_says_why_and_leaves_nothing() -> None:
     assert phases == ["loading"] and client.pid is None and not client.is_alive
 
 
+async def test_a_broken_supervisor_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error nobody foresaw while the process is started reaches whoever waits for it."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise OverflowError("too big to send")
+
+    monkeypatch.setattr("samovar.engine.process_client.EngineChild", broken)
+    made = ProcessEngineClient(config(), entry=ENTRY)
+    with pytest.raises(EngineDeadError, match="too big to send"):
+        await made.start()
+    assert not made.is_alive
+
+
+async def test_a_start_that_hangs_is_ended() -> None:
+    """No sign of life for `engine_timeout` seconds: the process is killed, and the error names the phase."""
+    phases: list[str] = []
+    client = ProcessEngineClient(config("endless"), engine_timeout=2.0, entry=ENTRY, on_phase=phases.append)
+    start = asyncio.ensure_future(client.start())
+    assert await until(lambda: phases, 20)
+    pid = client.pid
+    with pytest.raises(EngineDeadError, match=r"no progress for 2 s while it was loading.*--engine-timeout"):
+        await start
+    assert phases == ["loading"] and client.pid is None
+    assert pid is not None and not exists(pid)
+
+
+async def test_a_slow_start_is_no_stuck_one() -> None:
+    """Three seconds of loading with a deadline of two: signs of life keep it alive, and are one phase to the listener."""
+    phases: list[str] = []
+    client = ProcessEngineClient(config("slow"), engine_timeout=2.0, entry=ENTRY, on_phase=phases.append)
+    await client.start()
+    assert client.is_ready and phases == ["loading"]
+    await client.close()
+
+
 async def test_a_cancelled_start_leaves_no_process() -> None:
     phases: list[str] = []
     client = ProcessEngineClient(config("endless"), entry=ENTRY, on_phase=phases.append)

@@ -76,6 +76,10 @@ def test_a_missing_field_is_named(name: str) -> None:
         ("layer_types", "full_attention"),
         ("query_pre_attn_scalar", 0),
         ("num_hidden_layers", 10**30),
+        ("head_dim", 2**31),
+        ("hidden_size", 2**63),
+        ("vocab_size", 2**40),
+        ("rms_norm_eps", 10**19),
     ],
 )
 def test_a_field_of_the_wrong_kind_is_named_with_its_value(field: str, value: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -13,7 +14,7 @@ from samovar.server.routes import ROUTES
 from samovar.text.prepare import Preparer
 from tests.server.live import LiveServer, live_client, live_server
 from tests.server.scripted_engine import ScriptedEngine, saying
-from tests.server.wire import CHAT, HELLO, chunks_of, error_of, raw_request, read_answer
+from tests.server.wire import CHAT, COMPLETIONS, HELLO, chunks_of, error_of, raw_request, read_answer
 
 OPEN = {"/health", "/ready", "/ping"}
 
@@ -183,3 +184,76 @@ def test_two_requests_on_one_connection(server: LiveServer) -> None:
         while part := sock.recv(65536):
             raw += part
     assert raw.count(b"HTTP/1.1 200 OK") == 3 and raw.count(b'"text_completion"') == 2
+
+
+def _post(*headers: str, version: str = "1.1", target: str = COMPLETIONS, **body: object) -> bytes:
+    content = json.dumps({"prompt": "x"} | body).encode()
+    lines = (f"POST {target} HTTP/{version}", "host: x", "content-type: application/json", *headers)
+    return "\r\n".join([*lines, f"content-length: {len(content)}", "", ""]).encode() + content
+
+
+def _everything(server: LiveServer, *parts: bytes) -> bytes:
+    """What a connection answers to `parts`, sent one after the other, until the server closes it."""
+    raw = b""
+    with server.connect() as sock:
+        for part in parts:
+            sock.sendall(part)
+            time.sleep(0.001 if len(parts) > 1 else 0)
+        while part := sock.recv(65536):
+            raw += part
+    return raw
+
+
+LAST = b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA")
+CHUNKED = b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n%s\r\n\r\n"
+
+
+@pytest.mark.parametrize("kind", ["length", "chunked", "websocket", "no body"])
+@pytest.mark.parametrize("step", [0, 1, 50])
+def test_upgrade_is_ignored(server: LiveServer, kind: str, step: int) -> None:
+    """RFC 9110, 7.8: a request that offers another protocol is answered in this one, and so are those behind it."""
+    offer = ("Connection: upgrade", "Upgrade: websocket") if kind == "websocket" else UPGRADE
+    if kind == "chunked":
+        head = CHUNKED % (COMPLETIONS.encode(), "\r\n".join(offer).encode())
+        request = head + b'5\r\n{"pro\r\n9\r\nmpt":"x"}\r\n0\r\n\r\n'
+    elif kind == "no body":
+        request = "\r\n".join(["GET /version HTTP/1.1", "host: x", *offer, "", ""]).encode()
+    else:
+        request = _post(*offer)
+    raw = request * 2 + _post() + LAST
+    answers = _everything(
+        server, *([raw] if not step else [raw[i : i + step] for i in range(0, 700, step)] + [raw[700:]])
+    )
+    assert answers.count(b"HTTP/1.1 200 OK") == 4 and answers.count(b"HTTP/1.1 ") == 4
+    assert answers.count(b'"text_completion"') == (1 if kind == "no body" else 3)
+
+
+@pytest.mark.parametrize(
+    ("bad", "status"),
+    [
+        (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 500 + b"\r\n", 431),
+        (b"\x00garbage\r\n\r\n", 400),
+        (CHUNKED % (COMPLETIONS.encode(), b"a: b") + b"zz\r\nabc", 400),
+    ],
+)
+def test_refusals_wait_for_earlier_answers(server: LiveServer, bad: bytes, status: int) -> None:
+    """A connection-level refusal comes after the whole answers to the requests before it, and closes the connection."""
+    for before in (0, 1, 3):
+        answers = _everything(server, _post(stream=True) * before + bad + LAST)
+        assert answers.count(b"HTTP/1.1 200 OK") == answers.count(b"data: [DONE]") == before
+        last = answers.split(b"0\r\n\r\n")[-1]
+        assert (
+            last.startswith(b"HTTP/1.1 %d " % status)
+            and json.loads(last.split(b"\r\n\r\n")[1])["error"]["code"] == status
+        )
+
+
+def test_http_1_0(server: LiveServer) -> None:
+    """RFC 9112, 7.1: HTTP/1.0 gets no chunks; the end of a stream is the end of the connection."""
+    head, _, body = _everything(server, _post(version="1.0", stream=True)).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head and b"connection: close" in head and b" 200 " in head
+    assert len(chunks_of(body)) > 1
+    head, _, body = _everything(server, _post(version="1.0")).partition(b"\r\n\r\n")
+    assert b"content-length: %d" % len(body) in head and json.loads(body)["object"] == "text_completion"
+    assert _everything(server, _post(version="1.0", target="/nothing")).count(b" 404 ") == 1

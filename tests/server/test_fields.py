@@ -85,7 +85,6 @@ IN_CHAT: dict[str, tuple[Any, Effect, Any]] = SHARED | {
     "add_generation_prompt": (False, usage_is(prompt_tokens=10), "no"),
     "continue_final_message": (False, lambda r, a: True, "yes"),
     "documents": ([{"title": "t", "text": "x"}], lambda r, a: True, ["x"]),
-    "reasoning_effort": ("low", lambda r, a: True, "enormous"),
 }
 IN_COMPLETIONS: dict[str, tuple[Any, Effect, Any]] = SHARED | {
     "prompt": ([1, 2, 3], usage_is(prompt_tokens=3), [1, "a"]),
@@ -256,12 +255,14 @@ HARMLESS: dict[str, list[Any]] = {
     "tools": [None, []], "tool_choice": [None, "none", "auto"], "parallel_tool_calls": [True, False, None], "functions": [[], None],
     "response_format": [None, {"type": "text"}], "best_of": [1, None], "use_beam_search": [False], "suffix": ["", None],
     "modalities": [["text"]], "include_reasoning": [True], "length_penalty": [1, 1.0], "function_call": ["none"],
+    "reasoning_effort": [None, "none"], "reasoning": [None, {}, {"effort": "none"}], "thinking_token_budget": [None],
 }  # fmt: skip
 HARMFUL: dict[str, Any] = {
     "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required", "parallel_tool_calls": "x",
     "response_format": {"type": "json_object"}, "best_of": 5_000_000, "use_beam_search": True, "modalities": ["audio"],
     "include_reasoning": False, "length_penalty": 2, "function_call": {"name": "f"}, "thinking_token_budget": 5,
     "return_prompt_text": True, "return_weight_versions": True, "web_search_options": {},
+    "reasoning_effort": "low", "reasoning": {"effort": "high"},
 }  # fmt: skip
 
 

@@ -54,6 +54,17 @@ def wait_ready(url: str) -> None:
     raise AssertionError("not ready")
 
 
+def wait_refused(url: str) -> None:
+    """Wait until nobody listens any more: the drain has begun."""
+    for _ in range(500):
+        try:
+            httpx.get(url + "/health")
+        except httpx.TransportError:
+            return
+        time.sleep(0.02)
+    raise AssertionError("still listening")
+
+
 def test_before_and_after_loading() -> None:
     """The port answers while the model loads: /health 200, everything else 503 with Retry-After; then the ready line."""
     with process(load_seconds=1.0) as (child, url):
@@ -87,9 +98,7 @@ def test_drain(number: signal.Signals) -> None:
             parts = running.iter_raw()
             received = next(parts)
             child.send_signal(number)
-            time.sleep(0.4)
-            with pytest.raises(httpx.TransportError):
-                httpx.get(url + "/health")
+            wait_refused(url)
             received += b"".join(parts)
         assert chunks_of(received)[-1]["choices"][0]["finish_reason"] == "length"
         assert child.wait(10) == 0
@@ -117,7 +126,7 @@ def test_second_signal_exits_at_once() -> None:
             parts = running.iter_raw()
             next(parts)
             child.send_signal(signal.SIGINT)
-            time.sleep(0.3)
+            wait_refused(url)
             assert child.poll() is None
             child.send_signal(signal.SIGINT)
             assert child.wait(5) == 128 + signal.SIGINT

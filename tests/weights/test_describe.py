@@ -109,7 +109,6 @@ def test_dummy_needs_only_a_config(tmp_path: Path) -> None:
         ({**CONFIG, "vocab_size": "many"}, "vocab_size"),
         ({**CONFIG, "vocab_size": 0}, "vocab_size"),
         ({**CONFIG, "max_position_embeddings": -1}, "max_position_embeddings"),
-        ({**CONFIG, "quantization_config": {"quant_method": "gptq"}}, "quantization 'gptq'"),
     ],
 )
 def test_bad_configs(config: dict[str, Any] | str, message: str, tmp_path: Path) -> None:
@@ -141,11 +140,6 @@ def test_a_shard_is_not_a_model(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(1)}, folder / "extra.safetensors")
     with pytest.raises(CheckpointError, match="name the folder"):
         describe(folder / "extra.safetensors", ModelConfig())
-
-
-def test_quantization_of_a_plain_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="fp8"):
-        describe(folder_with(tmp_path), ModelConfig(quantization="fp8"))
 
 
 @pytest.fixture

@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from samovar.config.checkpoint import describe
+from samovar.config.engine import EngineConfig
 from samovar.config.groups import ModelConfig
 from samovar.errors import CheckpointError, ConfigError
+from samovar.hardware.device import probe
 from samovar.kernels.op import Kernels, Target
 from samovar.layers import Linear
 from samovar.layers.layer import Layer, Placement, Source, bind
@@ -21,6 +23,7 @@ from samovar.parallel.mesh import Axis
 from samovar.weights.checkpoint import Checkpoint, open_checkpoint
 from samovar.weights.load import fill_dummy, load_weights
 from samovar.weights.plan import layers_of, plan, weights_of
+from samovar.worker.worker import Worker
 from tests.weights.gguf_files import tiny_model
 
 
@@ -91,12 +94,14 @@ def test_cache_scales_are_not_ignored(name: str, tmp_path: Path) -> None:
     assert tensor in message and "not supported yet" in message
 
 
+@pytest.mark.parametrize("field", ["quantization_config", "compression_config"])
 @pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "compressed-tensors"])
-def test_quantized_checkpoints_are_refused_by_name(method: str, tmp_path: Path) -> None:
+def test_quantized_checkpoints_are_refused_by_name(method: str, field: str, tmp_path: Path) -> None:
     """B155, B157, B161: no quantized head, block or zero point can be misread, for none is read yet."""
     folder = checkpoint_folder(tmp_path)
-    with pytest.raises(CheckpointError, match=f"quantization '{method}' is not supported yet"):
-        describe(folder, ModelConfig(hf_overrides={"quantization_config": {"quant_method": method}}))
+    config = EngineConfig(model=ModelConfig(dtype="float32", hf_overrides={field: {"quant_method": method}}))
+    with pytest.raises(CheckpointError, match=f"quantized as '{method}' .* not supported yet"):
+        Worker(config, describe(folder, config.model), probe("cpu"))
 
 
 def test_float8_without_a_method_does_not_pass_as_plain_weights(tmp_path: Path) -> None:

@@ -20,35 +20,33 @@ from torch.profiler import ProfilerActivity, profile
 from samovar.attention.base import AttentionCall, Spans
 from samovar.attention.torch_sdpa import TorchSdpaAttention
 from samovar.config.checkpoint import describe
-from samovar.config.description import ModelDescription
 from samovar.config.engine import EngineConfig
 from samovar.config.groups import CacheConfig, ModelConfig, SchedulerConfig
+from samovar.config.parse import parse_text
 from samovar.core.cache_spec import CacheSpec
 from samovar.core.device_facts import DeviceFacts
 from samovar.core.step import ScheduledStep
 from samovar.errors import ConfigError, MemoryPlanError
 from samovar.hardware.device import probe
-from samovar.hardware.memory import GIB, MIB, MemoryPlan, attention_bytes, parse_size, plan_memory, shape_of
+from samovar.hardware.memory import GIB, MIB, MemoryPlan, ModelShape, attention_bytes, plan_memory
 from samovar.worker.worker import Worker
 from tests.worker.tiny_llama import BLOCK, CONTEXT, NUM_BLOCKS, VOCAB
 
-RAW: dict[str, Any] = {
-    "vocab_size": 49152,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-}
-SMOL = ModelDescription(
-    path=Path("smol"),
-    format="dummy",
-    architecture="LlamaForCausalLM",
-    config=RAW,
+PARAMETERS = 134_515_008
+SMOL = ModelShape(
+    weight_bytes=2 * PARAMETERS,
     vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_heads=9,
+    head_dim=64,
     max_position_embeddings=8192,
+    element_bytes=2,
+    cache_specs=(CacheSpec("full", 3, 64, 2),) * 30,
+)
+"""SmolLM2-135M in bfloat16."""
+SMOL_FLOAT32 = replace(
+    SMOL, weight_bytes=4 * PARAMETERS, element_bytes=4, cache_specs=(CacheSpec("full", 3, 64, 4),) * 30
 )
 CPU = DeviceFacts(
     kind="cpu", name="x", architecture="avx2", total_bytes=16 * GIB, available_bytes=12 * GIB, num_threads=4
@@ -62,21 +60,15 @@ def plan(
 ) -> MemoryPlan:
     model = ModelConfig(dtype=dtype, max_model_len=length)
     config = EngineConfig(model=model, cache=CacheConfig(**cache), scheduler=SchedulerConfig(max_num_seqs=seqs))
-    return plan_memory(shape_of(SMOL, config), facts, config)
+    return plan_memory(SMOL if dtype == "bfloat16" else SMOL_FLOAT32, facts, config)
 
 
-def test_header_sizes() -> None:
+def test_lines_are_the_sizes_of_the_shape() -> None:
     """SmolLM2-135M: 134.5 million weights, 23,040 bytes of bfloat16 cache a token."""
     lines = dict(plan(num_gpu_blocks_override=1000).lines)
     assert lines["weights"] == 2 * 134_515_008
     assert lines["kv cache"] == 1000 * 16 * 30 * 2 * 3 * 64 * 2
     assert dict(plan(dtype="float32", num_gpu_blocks_override=1000).lines)["weights"] == 4 * 134_515_008
-
-
-def test_stored_parameters_win_over_the_estimate() -> None:
-    """The header's own count is what is planned."""
-    config = EngineConfig(model=ModelConfig(dtype="bfloat16"))
-    assert shape_of(replace(SMOL, num_parameters=7), config).weight_bytes == 14
 
 
 def test_cpu_default_is_moderate() -> None:
@@ -158,38 +150,23 @@ def test_budgets() -> None:
         plan(memory="13GiB")
 
 
-@pytest.mark.parametrize(
-    ("text", "size"), [("1", 1), ("8GiB", 8 * GIB), ("1.5g", 3 * GIB // 2), ("10 MB", 10**7), ("3k", 3072)]
-)
-def test_sizes(text: str, size: int) -> None:
-    """Both decimal and binary units, in any case."""
-    assert parse_size(text) == size
+@pytest.mark.parametrize("text", ["1G", "4GiB", "3g", "3GB", "900M", "900MB", "1500000k", "2147483648"])
+def test_sizes_mean_the_same_everywhere(text: str) -> None:
+    """`--memory` and `--kv-cache-memory-bytes` read one size alike: small letters decimal, capitals and GiB binary."""
+    size = parse_text(CacheConfig.settings["kv_cache_memory_bytes"], text)
+    assert plan(memory=text, num_gpu_blocks_override=600, length=64, seqs=1, facts=CPU).budget_bytes == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "8GiBs", "1e9", "leave=", "0x10"])
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "8GiBs", "1e9", "leave=", "leave=-1GiB", "0x10", "half"])
 def test_not_sizes(text: str) -> None:
     """Anything else is refused by name."""
-    with pytest.raises(ConfigError, match=re.escape(repr(text))):
-        parse_size(text)
+    with pytest.raises(ConfigError, match=f"--memory: {text.removeprefix('leave=')!r} is neither"):
+        plan(memory=text)
 
 
-def test_missing_sizes_are_named() -> None:
-    """A config without a size, or an unresolved dtype, is refused and not guessed."""
-    config = EngineConfig(model=ModelConfig(dtype="bfloat16"))
-    raw = {key: value for key, value in RAW.items() if key != "num_hidden_layers"}
-    with pytest.raises(ConfigError, match="num_hidden_layers"):
-        shape_of(replace(SMOL, config=raw), config)
-    with pytest.raises(ConfigError, match="auto"):
-        shape_of(SMOL, EngineConfig())
-
-
-def test_header_plan_equals_the_workers(shared_worker: Worker) -> None:
-    """What `samovar plan` computes from the header is what the bound model gives."""
+def test_the_workers_sizes(shared_worker: Worker) -> None:
+    """What the configuration fixes is what the worker has."""
     worker = shared_worker
-    config = worker.config
-    facts = replace(worker.facts, available_bytes=worker.facts.available_bytes)
-    header = plan_memory(shape_of(describe(worker.description.path, config.model), config), facts, config)
-    assert dict(header.lines) == dict(worker.memory_plan.lines)
     assert worker.num_blocks == NUM_BLOCKS and worker.max_model_len == CONTEXT and worker.vocab_size == VOCAB
     assert len(worker.cache_specs) == 3 and worker.config.cache.block_size == BLOCK
 
@@ -221,19 +198,17 @@ def test_attention_line_covers_the_backend(
     held = peak_bytes(lambda: backend.run(q, (cache[0], cache[1]), backend.plan(spans), call))
     spec = CacheSpec("full" if window is None else "sliding", kv_heads, dim, dtype.itemsize, window)
     shape = replace(
-        shape_of(SMOL, EngineConfig(model=ModelConfig(dtype="bfloat16"))),
-        cache_specs=(spec,), element_bytes=dtype.itemsize, keeps_scores=softcap is not None,
+        SMOL, cache_specs=(spec,), element_bytes=dtype.itemsize, keeps_scores=softcap is not None,
     )  # fmt: skip
     assert held - 2 * q.nbytes <= attention_bytes(shape, max(spans.total_tokens), len(sizes)) + MIB
 
 
 def test_attention_line_grows_with_what_is_visible_only() -> None:
     """A window bounds it; kept scores cost more."""
-    config = EngineConfig(model=ModelConfig(dtype="bfloat16"))
 
     def line(length: int, window: int | None = None, keeps_scores: bool = False) -> int:
         specs = (CacheSpec("full" if window is None else "sliding", 2, 16, 2, window),)
-        shape = replace(shape_of(SMOL, config), cache_specs=specs, keeps_scores=keeps_scores)
+        shape = replace(SMOL, cache_specs=specs, keeps_scores=keeps_scores)
         return attention_bytes(shape, length, 256)
 
     assert line(65536) > line(65536, window=128) == line(131072, window=128)
@@ -259,7 +234,7 @@ def test_steps_need_a_loaded_model(checkpoint: tuple[Path, object]) -> None:
 
 
 def test_planning_needs_no_torch() -> None:
-    """`samovar plan` and CPU facts start without torch."""
+    """The arithmetic and the facts of a CPU need no torch."""
     code = (
         "import sys; from samovar.hardware.device import probe, memory_reading; import samovar.hardware.memory;"
         "probe('cpu'); memory_reading('cpu'); sys.exit('torch' in sys.modules)"

@@ -160,8 +160,6 @@ def _rendering(state: ServingState, asked: ChatCompletionRequest | TokenizeReque
         message = "continue_final_message and add_generation_prompt exclude each other"
         raise ValidationError(message, parameter="continue_final_message")
     variables = state.config.default_chat_template_kwargs | (asked.chat_template_kwargs or {})
-    if isinstance(asked, ChatCompletionRequest) and asked.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", asked.reasoning_effort)
     return {
         "add_special_tokens": bool(asked.add_special_tokens),
         "documents": asked.documents,

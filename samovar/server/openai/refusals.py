@@ -64,10 +64,15 @@ def _text_format(value: Any, fields: Fields) -> bool:
     return value is None or (isinstance(value, dict) and value.get("type") == "text")
 
 
+def _no_reasoning(value: Any, fields: Fields) -> bool:
+    return _empty(value, fields) or value == "none" or value == {"effort": "none"}
+
+
 _DECODING = Refusal(_empty, "constrained decoding is not available; leave the field out")
 _MEDIA = Refusal(_empty, "the model takes text only; leave the field out")
 _LORA = Refusal(_empty, "adapters are not available; leave the field out")
 _PRIVATE = Refusal(_empty, "leave the field out")
+_REASONING = "reasoning is not told apart from the answer; leave it out (templates take chat_template_kwargs)"
 
 SHARED: dict[str, Refusal] = {
     "response_format": Refusal(_text_format, 'only {"type": "text"} is available'),
@@ -97,7 +102,10 @@ SHARED: dict[str, Refusal] = {
     "repetition_detection": Refusal(_empty, "use the penalties"),
     "watermarking": _PRIVATE,
     "logprob_token_ids": Refusal(_empty, "use logprobs"),
-    "thinking_token_budget": Refusal(_absent_or(), "reasoning budgets are not available; leave the field out"),
+    "reasoning_effort": Refusal(_absent_or("none"), _REASONING),
+    "reasoning": Refusal(_no_reasoning, _REASONING),
+    "include_reasoning": Refusal(_absent_or(True), _REASONING),
+    "thinking_token_budget": Refusal(_absent_or(), _REASONING),
     "return_prompt_text": Refusal(_absent_or(False), "use echo"),
     "return_weight_versions": Refusal(_absent_or(False), "leave the field out"),
     "routed_experts_prompt_start": _PRIVATE,
@@ -112,7 +120,6 @@ CHAT: dict[str, Refusal] = SHARED | {
     "audio": _MEDIA,
     "modalities": Refusal(_absent_or([], ["text"]), 'only ["text"] is available'),
     "web_search_options": Refusal(_absent_or(), "the server does not search; leave the field out"),
-    "include_reasoning": Refusal(_absent_or(True), "reasoning is not told apart from content; leave the field out"),
 }
 
 COMPLETIONS: dict[str, Refusal] = SHARED | {

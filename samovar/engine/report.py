@@ -1,0 +1,40 @@
+"""startup_report: what the engine is about to take and to do, in a screenful, logged before a weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from samovar.config.description import ModelDescription
+from samovar.config.resolve import Resolved
+from samovar.core.device_facts import DeviceFacts
+from samovar.hardware.memory import MemoryPlan
+
+MIB = 1 << 20
+
+
+def startup_report(
+    description: ModelDescription, facts: DeviceFacts, resolved: Resolved, memory_plan: MemoryPlan
+) -> str:
+    """Model and device, the memory plan line by line, and every decision with its reason; at most 25 lines."""
+    block_size = resolved.config.cache.block_size
+    room = (memory_plan.num_blocks - 1) * block_size
+    sizes = [(name, _mib(size)) for name, size in memory_plan.lines]
+    sizes.append(("total", f"{_mib(memory_plan.total_bytes)} of {_mib(memory_plan.budget_bytes)} that may be used"))
+    return "\n".join(
+        [
+            f"{description.path.name}: {description.architecture} on {facts.name}. Memory plan ({memory_plan.explanation}):",
+            *_columns(sizes),
+            f"  room for {room:,} tokens; longest sequence {memory_plan.max_model_len:,}. Decided:",
+            *_columns(resolved.as_rows()),
+        ]
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / MIB:>9,.1f} MiB"
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with every column but the last padded to one width."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)] if rows else []
+    return ["  " + "  ".join([*(f"{c:<{w}}" for c, w in zip(row, widths)), row[-1]]) for row in rows]
