@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, TextIO
 
 from samovar.cli.connection import ENGINE_OPTIONS, Connection, ServerOptions, connect
 from samovar.cli.http_stream import RequestRefused
@@ -16,7 +17,7 @@ from samovar.cli.output import ProgressLine
 from samovar.config.field import Group, field
 from samovar.config.groups import SourceConfig
 from samovar.config.load import Settings
-from samovar.errors import ConfigError
+from samovar.errors import ConfigError, SamovarError
 
 USAGE = "samovar generate INPUT [-o OUTPUT] [--model MODEL] [flags]"
 POSITIONAL = "input"
@@ -88,11 +89,13 @@ def _parse_line(name: str, number: int, line: str) -> dict[str, Any]:
 
 
 @contextmanager
-def open_output(options: GenerateOptions) -> Iterator[IO[str]]:
-    """The output file, or standard output."""
+def open_output(options: GenerateOptions) -> Iterator[TextIO]:
+    """The output file, or standard output. Raises `ConfigError` for a file that cannot be opened, or is the input."""
     if options.output == "-":
         yield sys.stdout
         return
+    if is_same_file(options.input, options.output):
+        raise ConfigError(f"--output {options.output}: is the input file; name another one")
     try:
         file = Path(options.output).open("w" if options.overwrite else "x", encoding="utf-8")  # noqa: SIM115
     except FileExistsError:
@@ -103,11 +106,38 @@ def open_output(options: GenerateOptions) -> Iterator[IO[str]]:
         yield file
 
 
+def is_same_file(one: str, other: str) -> bool:
+    """Whether both names lead to one existing file."""
+    return Path(one).exists() and Path(other).exists() and Path(one).samefile(other)
+
+
+def write_line(line: dict[str, Any], out: TextIO, name: str) -> None:
+    """One line of JSON, written at once. Raises `SamovarError` naming the output if it takes no more.
+
+    `BrokenPipeError` is passed on: a reader that leaves is no fault.
+    """
+    text = json.dumps(line, ensure_ascii=False)
+    try:
+        text.encode(out.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(line)
+    try:
+        print(text, file=out, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # What is still buffered must not fail a second time when the file is closed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+        where = "standard output" if name == "-" else f"--output {name}"
+        reason = f"cannot be written from answer {line['index']} on: {error.strerror or error}"
+        raise SamovarError(f"{where}: {reason}; free space or name another file") from None
+
+
 async def answer_all(
     connection: Connection,
     prompts: list[dict[str, Any]],
     options: GenerateOptions,
-    out: IO[str],
+    out: TextIO,
     progress: ProgressLine,
 ) -> int:
     """Keep `concurrency` requests in flight and write their lines in the input's order; returns how many failed."""
@@ -123,11 +153,17 @@ async def answer_all(
         return line
 
     failed = 0
-    async with asyncio.TaskGroup() as group:
-        for task in [group.create_task(one(index)) for index in range(len(prompts))]:
+    # Not a TaskGroup: the first error is to arrive as it is, not in an ExceptionGroup.
+    tasks = [asyncio.create_task(one(index)) for index in range(len(prompts))]
+    try:
+        for task in tasks:
             line = await task
             failed += "error" in line
-            print(json.dumps(line, ensure_ascii=False), file=out, flush=True)
+            write_line(line, out, options.output)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
     return failed
 
 

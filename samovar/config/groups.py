@@ -103,7 +103,7 @@ class DeviceConfig(Group):
 
     device: str = field(default="auto", choices=("auto", "cpu", "cuda"))
     """Device kind."""
-    threads: int | None = field(default=None, ge=1)
+    threads: int | None = field(default=None, ge=1, le=1024)
     """CPU threads for the model. Default: the physical cores this process may use."""
     enforce_eager: bool = field(default=False)
     """Never capture graphs."""

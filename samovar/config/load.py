@@ -92,7 +92,8 @@ def read_file(path: Path, settings: Mapping[str, Setting]) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError(f"--config {path}: is larger than {MAX_FILE_BYTES} bytes")
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content, twice = yaml.safe_load(text), _repeated_key(yaml.compose(text, Loader=yaml.SafeLoader))
     except OSError as error:
         raise ConfigError(f"--config {path}: cannot be read: {error.strerror or error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -101,10 +102,14 @@ def read_file(path: Path, settings: Mapping[str, Setting]) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"--config {path}: must be a mapping of setting names to values")
+    if twice is not None:
+        raise ConfigError(f"--config {path}: {twice} appears twice; leave one")
     values: dict[str, Any] = {}
     for key, value in content.items():
         name = str(key).replace("-", "_")
-        if name not in settings or name == "config":
+        if name == "config":
+            raise ConfigError(f"--config {path}: config: a file cannot name another one; copy its lines into this one")
+        if name not in settings:
             raise ConfigError(f"--config {path}: {unknown_setting(name, sorted(settings), spell=_key)}")
         if name in values:
             raise ConfigError(f"--config {path}: {_key(name)} appears twice, as {name} and {_key(name)}")
@@ -115,6 +120,24 @@ def read_file(path: Path, settings: Mapping[str, Setting]) -> dict[str, Any]:
         except ConfigError as error:
             raise ConfigError(f"--config {path}: {error}") from None
     return values
+
+
+def _repeated_key(root: Any) -> str | None:
+    """The first key that some mapping of a composed YAML document holds twice; loading would keep the last one."""
+    waiting, seen = [root], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen or not isinstance(getattr(node, "value", None), list):
+            continue
+        seen.add(id(node))
+        if node.id == "sequence":
+            waiting += node.value
+            continue
+        keys = [str(key.value) for key, _ in node.value]
+        if len(set(keys)) != len(keys):
+            return next(key for key in keys if keys.count(key) > 1)
+        waiting += [value for _, value in node.value]
+    return None
 
 
 def _key(name: str) -> str:

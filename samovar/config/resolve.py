@@ -146,7 +146,9 @@ def generation_config(config: EngineConfig, description: ModelDescription, facts
     if not description.recommended or config.model.generation_config != "auto":
         return None
     values = ", ".join(f"{name} {value:g}" for name, value in description.recommended.items())
-    return Decision("generation_config", "auto", f"{values} where a request says nothing, as the model's card recommends")
+    return Decision(
+        "generation_config", "auto", f"{values} where a request says nothing, as the model's card recommends"
+    )
 
 
 def max_logprobs(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> Decision | None:

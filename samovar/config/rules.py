@@ -159,7 +159,14 @@ def one_address(server: ServerConfig) -> str | None:
     return None
 
 
-SERVER_RULES: tuple[Callable[[ServerConfig], str | None], ...] = (no_empty_key, one_address)
+def no_empty_name(server: ServerConfig) -> str | None:
+    """A model without a name cannot be asked for."""
+    if any(not name.strip() for name in server.served_model_name):
+        return "--served-model-name must not be empty; leave the flag out to use the model's own name"
+    return None
+
+
+SERVER_RULES: tuple[Callable[[ServerConfig], str | None], ...] = (no_empty_key, no_empty_name, one_address)
 """Rules of the HTTP front end."""
 
 

@@ -157,6 +157,10 @@ def read_safetensors_folder(folder: Path) -> dict[str, SafetensorsTensor]:
         raise CheckpointError(f"{folder}: holds no .safetensors file")
     index = _read_index(folder) if (folder / INDEX_NAME).exists() else None
     for file in files:
+        if file.is_symlink() and not file.exists():
+            raise CheckpointError(f"{file}: is a link to a file that is not there; download the model again")
+        if file.exists() and not file.is_file():
+            raise CheckpointError(f"{file}: is not a file (a folder, a pipe or a device); download the model again")
         if not file.is_file():
             names = sorted(name for name, at in (index or {}).items() if at == file.name)
             raise CheckpointError(

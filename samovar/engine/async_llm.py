@@ -17,7 +17,7 @@ from samovar.engine.build import find_model
 from samovar.engine.door import DEFAULT_MAX_TOKENS, load_text, make_preparer
 from samovar.engine.engine_args import EngineArgs
 from samovar.engine.process_client import ProcessEngineClient
-from samovar.engine.prompts import PromptType, split_prompt
+from samovar.engine.prompts import PromptType, require_params, split_prompt
 from samovar.engine.request_output import OutputCollector, RequestOutput
 from samovar.errors import EngineDeadError, ValidationError
 from samovar.text.output import RequestPipeline
@@ -64,6 +64,7 @@ class AsyncLLM:
         """
         if lora_request is not None:
             raise ValidationError("lora_request is not supported; leave it out", parameter="lora_request")
+        require_params(sampling_params)
         preparer = await self._preparer()
         text, ids, salt = split_prompt(prompt)
         if ids is None:

@@ -19,7 +19,7 @@ from samovar.engine.door import DEFAULT_MAX_TOKENS, load_text, make_preparer
 from samovar.engine.engine_args import EngineArgs, engine_config
 from samovar.engine.metric_snapshots import Metric, snapshots
 from samovar.engine.metrics import ServingMetrics
-from samovar.engine.prompts import PromptType, prompt_list, split_prompt
+from samovar.engine.prompts import PromptType, prompt_list, require_params, split_prompt
 from samovar.engine.request_output import BeamSearchOutput, RequestOutput
 from samovar.errors import ConfigError, ValidationError
 from samovar.text.messages import ContentFormat
@@ -86,7 +86,7 @@ class LLM:
         """
         _refuse(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
         items = prompt_list(prompts)
-        per_prompt = _per_item("sampling_params", sampling_params, len(items))
+        per_prompt = _params_per_item(sampling_params, len(items))
         priorities = _per_item("priority", priority, len(items))
         special = _add_special_tokens(tokenization_kwargs)
         requests: list[tuple[Request, str | None]] = []
@@ -118,7 +118,7 @@ class LLM:
         prompt is in each output's `prompt`. Raises `ValidationError` before anything runs.
         """
         conversations = _conversations(messages)
-        per_prompt = _per_item("sampling_params", sampling_params, len(conversations))
+        per_prompt = _params_per_item(sampling_params, len(conversations))
         priorities = _per_item("priority", options.pop("priority", None), len(conversations))
         rendering = {
             "add_generation_prompt": add_generation_prompt,
@@ -253,7 +253,23 @@ def _per_item(name: str, value: Any, count: int) -> list[Any]:
     return list(value)
 
 
+def _params_per_item(value: Params, count: int) -> list[SamplingParams | None]:
+    items = _per_item("sampling_params", value, count)
+    for item in items:
+        require_params(item)
+    return items
+
+
 def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
+    _require_list(messages)
     if messages and all(isinstance(message, dict) for message in messages):
         return [list(messages)]  # type: ignore[arg-type]
+    for conversation in messages:
+        _require_list(conversation)
     return [list(conversation) for conversation in messages]  # type: ignore[arg-type]
+
+
+def _require_list(messages: object) -> None:
+    if not isinstance(messages, (list, tuple)):
+        message = f"messages must be a list of messages, or a list of such lists, got {type(messages).__name__}"
+        raise ValidationError(message, parameter="messages", value=messages)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NotRequired, TypeAlias, TypedDict
 
+from samovar.core.sampling_params import SamplingParams
 from samovar.errors import ValidationError
 
 
@@ -32,13 +33,20 @@ def prompt_list(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
     """One prompt or a sequence of them -> a list. A flat list of ints is one prompt."""
     if isinstance(prompts, (str, dict)):
         return [prompts]
-    if not isinstance(prompts, Iterable):
-        message = f"prompts must be a prompt or a list of them, got {prompts!r}"
+    if not isinstance(prompts, Iterable) or isinstance(prompts, (bytes, bytearray, memoryview)):
+        message = f"prompts must be a prompt (text or token ids) or a list of them, got {str(prompts)[:80]}"
         raise ValidationError(message, parameter="prompts", value=prompts)
     items: list[Any] = list(prompts)
     if items and all(isinstance(item, int) and not isinstance(item, bool) for item in items):
         return [items]
     return items
+
+
+def require_params(value: object) -> None:
+    """Raise `ValidationError` unless `value` is `SamplingParams` or None; a dict is not taken for them."""
+    if value is not None and not isinstance(value, SamplingParams):
+        message = f"sampling_params must be SamplingParams, or one for each prompt, got {type(value).__name__}"
+        raise ValidationError(message, parameter="sampling_params", value=value)
 
 
 def split_prompt(prompt: PromptType) -> tuple[str | None, list[int] | None, str | None]:

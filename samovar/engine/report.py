@@ -19,12 +19,13 @@ def startup_report(
     block_size = resolved.config.cache.block_size
     room = (memory_plan.num_blocks - 1) * block_size
     sizes = [(name, _mib(size)) for name, size in memory_plan.lines]
-    sizes.append(("total", f"{_mib(memory_plan.total_bytes)} of {_mib(memory_plan.budget_bytes)} that may be used"))
+    sizes += [("total", _mib(memory_plan.total_bytes)), ("may be used", _mib(memory_plan.budget_bytes))]
     return "\n".join(
         [
-            f"{description.path.name}: {description.architecture} on {facts.name}. Memory plan ({memory_plan.explanation}):",
+            f"memory plan of {description.path.name} ({description.architecture}) on {facts.name}:",
             *_columns(sizes),
-            f"  room for {room:,} tokens; longest sequence {memory_plan.max_model_len:,}. Decided:",
+            f"  ({memory_plan.explanation}; room for {room:,} tokens, longest sequence {memory_plan.max_model_len:,})",
+            "decided:",
             *_columns(resolved.as_rows()),
         ]
     )

@@ -111,9 +111,11 @@ def _plan(shape: ModelShape, facts: DeviceFacts, config: EngineConfig, length: i
     num_blocks, cache_why = _num_blocks(facts, config, length, room, block_bytes)
     fitting = (num_blocks - 1) * config.cache.block_size
     if fitting < (length if is_fixed else 1):
+        needed = _blocks_for(length, config)
+        reason = cache_why if _has_exact_cache(config) else f"{why}; {cache_why}"
         raise MemoryPlanError(
-            f"one sequence of {length} tokens needs {_show(_blocks_for(length, config) * block_bytes)} of cache, but "
-            f"{_show(num_blocks * block_bytes)} fit ({why}; {cache_why}): use --max-model-len {max(fitting, 1)}, or -1 "
+            f"one sequence of {length} tokens needs {needed} cache blocks ({_show(needed * block_bytes)}), but there are "
+            f"{num_blocks} ({_show(num_blocks * block_bytes)}; {reason}): use --max-model-len {max(fitting, 1)}, or -1 "
             f"to take what fits"
         )
     lines = (*fixed, ("kv cache", num_blocks * block_bytes))
@@ -258,4 +260,6 @@ def _too_big(shape: ModelShape, fixed: tuple[tuple[str, int], ...], budget: int,
 
 def _show(size: int) -> str:
     """Bytes for people."""
-    return f"{size / GIB:.2f} GiB" if size >= GIB else f"{size / MIB:.0f} MiB"
+    if size >= GIB:
+        return f"{size / GIB:.2f} GiB"
+    return f"{size / MIB:.0f} MiB" if size >= 10 * MIB else f"{size / 1024:.0f} KiB"

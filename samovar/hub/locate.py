@@ -22,9 +22,11 @@ def locate(model_config: ModelConfig, *, progress: Progress | None = None) -> Pa
 
     An existing path is returned as it is and never touches the network. Aliases are kept under `download_dir` (default:
     the user's cache folder), hub models in the hub's own cache or `download_dir`. With `offline` nothing is downloaded,
-    and what is not there is named. Raises `CheckpointError`.
+    and what is not there is named. Raises `CheckpointError`, `ConfigError` for a revision of something that has none.
     """
     reference = model_config.model
+    if not _is_on_hub(reference):
+        _refuse_revision("--revision", model_config.revision, reference)
     if (path := _without_hub(reference, model_config, progress)) is not None:
         return path
     folder = _download_dir(model_config)
@@ -53,13 +55,23 @@ def locate_tokenizer(model_config: ModelConfig, *, progress: Progress | None = N
         return None
     if reference is None or reference == model_config.model:
         reference, revision = model_config.model, revision or model_config.revision
+    if not _is_on_hub(reference):
+        _refuse_revision("--tokenizer-revision", model_config.tokenizer_revision, reference)
     path = _without_hub(reference, model_config, progress)
     if path is None:
         folder = _download_dir(model_config)
         return tokenizer_path(reference, revision=revision, offline=model_config.offline, cache_dir=folder)
-    if model_config.tokenizer_revision is not None:
-        raise ConfigError(f"--tokenizer-revision {revision}: {reference} is not on the hub and has no revisions")
     return path
+
+
+def _is_on_hub(reference: str) -> bool:
+    """Whether a reference is neither something here nor an alias."""
+    return not (reference and Path(reference).expanduser().exists()) and reference not in ALIASES
+
+
+def _refuse_revision(flag: str, revision: str | None, reference: str) -> None:
+    if revision is not None:
+        raise ConfigError(f"{flag} {revision}: {reference} is not on the hub and has no revisions; leave the flag out")
 
 
 def _download_dir(model_config: ModelConfig) -> Path | None:

@@ -21,14 +21,19 @@ def in_words(schema: dict[str, Any]) -> str:
         return "one of " + ", ".join(f'"{value}"' if isinstance(value, str) else str(value) for value in schema["enum"])
     kind = schema.get("type", "anything")
     if kind == "array":
-        return _with_limits("list of (" + in_words(schema.get("items", {})) + ")", _span(schema, "Items", "entries"))
+        return _with_limits("list of " + _several(in_words(schema.get("items", {}))), _span(schema, "Items", "entries"))
     if kind == "string":
         pattern = schema.get("pattern")
         limits = _span(schema, "Length", "characters")
         return _with_limits("string", ", ".join(filter(None, [limits, pattern and f"matching {pattern}"])))
     if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
-        return f"object of ({in_words(schema['additionalProperties'])})"
+        return f"object of {_several(in_words(schema['additionalProperties']))}"
     return _with_limits(str(kind), _range(schema))
+
+
+def _several(kind: str) -> str:
+    """`string` -> `strings`; what is longer is put in parentheses."""
+    return f"{kind}s" if kind.isalnum() and kind != "anything" else f"({kind})"
 
 
 def _with_limits(text: str, limits: str) -> str:
@@ -39,7 +44,7 @@ def _span(schema: dict[str, Any], what: str, unit: str) -> str:
     low, high = schema.get(f"min{what}", 0), schema.get(f"max{what}")
     if high is not None:
         return f"{low} to {high} {unit}"
-    return f"at least {low} {unit}" if low else ""
+    return "" if not low else "not empty" if low == 1 else f"at least {low} {unit}"
 
 
 def _range(schema: dict[str, Any]) -> str:

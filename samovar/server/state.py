@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 OFFLOAD_CHARS = 8192
 """Requests with more text than this are rendered and tokenized on a thread, so that the event loop stays free."""
+SLOW_SECONDS = 0.1
+"""After one small request took longer than this (a chat template may take seconds), all go to a thread."""
 
 DEFAULT_NAME = "default"
 """Model name that always means the served model."""
@@ -41,6 +43,7 @@ class ServingState:
         self.created = int(time.time())
         self.names: list[str] = list(config.served_model_name)
         self.fingerprint = ""
+        self._is_slow = False
         self._client: EngineClient | None = None
         self._preparer: Preparer | None = None
         self._calls: set[asyncio.Task[None]] = set()
@@ -109,10 +112,14 @@ class ServingState:
             raise NotFoundError(f"model {name[:200]!r} is not served here; this server has {served}", parameter="model")
         return self.names[0]
 
-    async def offload(self, size: int, work: Callable[[], T]) -> T:
-        """Run `work` here if `size` characters or tokens are little, otherwise on a thread."""
-        if size <= OFFLOAD_CHARS:
-            return work()
+    async def offload(self, size: int, work: Callable[[], T], *, is_foreign: bool = False) -> T:
+        """Run `work` here if `size` characters or tokens are little and it runs no client's template, else on a thread."""
+        if size <= OFFLOAD_CHARS and not is_foreign and not self._is_slow:
+            started = time.monotonic()
+            try:
+                return work()
+            finally:
+                self._is_slow = time.monotonic() - started > SLOW_SECONDS
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def enter(self, call: asyncio.Task[None]) -> None:

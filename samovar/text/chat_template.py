@@ -220,7 +220,7 @@ def _override(given: str) -> str:
         try:
             return path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--chat-template {given}: cannot be read: {error}") from error
+            raise ConfigError(f"--chat-template {given}: cannot be read: {_reason(error)}") from error
     if looks_inline:
         return given
     raise ConfigError(f"--chat-template {given}: no such file, no template of this model, and not a template itself")
@@ -263,11 +263,16 @@ def _from_folder(path: Path) -> tuple[dict[str, str], dict[str, str]]:
     return sources, named_tokens(settings)
 
 
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    """Why a file cannot be read, without its name, which the message has already."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 def _read_source(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+        raise CheckpointError(f"{path}: cannot be read: {_reason(error)}") from error
 
 
 def _compile(environment: ChatEnvironment, name: str, source: str) -> _Compiled:

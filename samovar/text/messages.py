@@ -96,16 +96,24 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 
 def plain(value: Any, where: str) -> Any:
     """A copy made of JSON types only: templates never see objects with methods of their own."""
+    try:
+        return _plain(value, where)
+    except RecursionError:
+        message = f"{where}: contains itself, or is nested too deeply"
+        raise ValidationError(message, parameter="messages") from None
+
+
+def _plain(value: Any, where: str) -> Any:
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, Mapping):
-        return {plain(key, where): plain(item, where) for key, item in value.items()}
+        return {_plain(key, where): _plain(item, where) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item, where) for item in value]
+        return [_plain(item, where) for item in value]
     if callable(dump := getattr(value, "model_dump", None)):
-        return plain(dump(exclude_none=True), where)
+        return _plain(dump(exclude_none=True), where)
     raise ValidationError(f"{where}: {type(value).__name__} is not JSON data", parameter="messages", value=value)
 
 

@@ -69,6 +69,14 @@ def sampling_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+SLICE_CHARS = 65_536
+"""Texts up to this length are encoded at once."""
+SEAM_TOKENS = 512
+"""Tokens that cutting a text in two may add: no token is longer than this many characters."""
+CONTEXTS_ENCODED, MIN_TOKENS_ENCODED = 4, 100_000
+"""A text is encoded whole up to that many times the context, or that many tokens, for truncation and /tokenize."""
+
+
 class Preparer:
     """Makes requests for one engine. Immutable; cheap to share between threads.
 
@@ -166,7 +174,30 @@ class Preparer:
         """Ids of a text prompt."""
         if not isinstance(text, str):
             raise ValidationError(f"{parameter} must be a string, got {text!r}", parameter=parameter, value=text)
-        return self._needed_tokenizer(parameter).encode(text, add_special_tokens=add_special_tokens)
+        tokenizer = self._needed_tokenizer(parameter)
+        self._refuse_endless(tokenizer, text, parameter)
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _refuse_endless(self, tokenizer: Tokenizer, text: str, parameter: str) -> None:
+        """Refuse a text far longer than the context after encoding only as much of it as that takes.
+
+        Encoding tens of megabytes whole, to refuse them then, would take minutes and gigabytes. A slice counts for its
+        tokens less those that a seam may cost, so no text is refused that has fewer tokens than the message says.
+        """
+        if len(text) <= SLICE_CHARS:
+            return
+        most = max(CONTEXTS_ENCODED * self.limits.max_model_len, MIN_TOKENS_ENCODED)
+        fewest = 0
+        for start in range(0, len(text), SLICE_CHARS):
+            part = tokenizer.encode(text[start : start + SLICE_CHARS], add_special_tokens=False)
+            fewest += max(len(part) - SEAM_TOKENS, 0)
+            if fewest > most:
+                raise ValidationError(
+                    f"{parameter}: has more than {most} tokens, but this model's context holds "
+                    f"{self.limits.max_model_len}; shorten it (texts this long are not truncated either)",
+                    parameter=parameter,
+                    value=len(text),
+                )
 
     def encode_messages(
         self, messages: Sequence[Mapping[str, Any]], *, add_special_tokens: bool = False, **rendering: Any
@@ -177,6 +208,7 @@ class Preparer:
         """
         tokenizer = self._needed_tokenizer("messages")
         rendered = self.render(messages, **rendering)
+        self._refuse_endless(tokenizer, rendered.text, "messages")
         ids = encode_rendered(tokenizer, rendered)
         bos = tokenizer.bos_token_id
         if add_special_tokens and bos is not None and ids[:1] != [bos] and tokenizer.encode("")[:1] == [bos]:

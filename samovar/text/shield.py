@@ -31,8 +31,9 @@ _SHAPE = frozenset({"role", "content", "type", "text"})
 _KNOWN_CHARS = 64
 """How much of a text that a template mentions is compared."""
 _FIRST_PRIVATE = 0x100000
-_PRIVATE = re.compile(r"[\U00100000-\U0010ffff]|\\U0010[0-9a-f]{4}|\\udb[c-f][0-9a-f]\\ud[c-f][0-9a-f]{2}")
-"""Private-use characters, and their escapes in Python and in JSON."""
+_PRIVATE = re.compile("[\U00100000-\U0010ffff]")
+_ESCAPED = re.compile(r"\\U0010[0-9a-f]{4}|\\udb[c-f][0-9a-f]\\ud[c-f][0-9a-f]{2}")
+"""Private-use characters as Python and JSON escape them."""
 _READERS = (
     *(jinja2.nodes.Compare, jinja2.nodes.Getitem, jinja2.nodes.Call, jinja2.nodes.Filter, jinja2.nodes.Test),
     jinja2.nodes.For,
@@ -127,7 +128,9 @@ def _places(texts: Collection[str], known: Iterable[str]) -> re.Pattern[str]:
     could_be = {*texts, *beginnings(texts)}
     free = {text[n : n + _KNOWN_CHARS] for text in known for n, char in enumerate(text) if char in marks} - could_be
     single = "".join(map(re.escape, sorted(marks)))
-    return re.compile(f"(?:{any_of(texts).pattern})|(?!{any_of(free).pattern})[{single}]", re.DOTALL)
+    firsts = "".join(map(re.escape, sorted(marks | {text[0] for text in texts})))
+    either = f"{any_of(texts).pattern}|(?!{any_of(free).pattern})[{single}]"
+    return re.compile(f"(?=[{firsts}])(?:{either})", re.DOTALL)
 
 
 class _Hidden(str):
@@ -154,7 +157,10 @@ class Shield:
     def new_char(self) -> str:
         """A character that occurs nowhere in the conversation or the template."""
         if self._used is None:
-            self._used = {found for text in self._texts for found in _PRIVATE.findall(text)}
+            texts = [text for text in self._texts if not text.isascii()]
+            escaped = [text for text in self._texts if "\\" in text]
+            self._used = {found for text in texts for found in _PRIVATE.findall(text)}
+            self._used.update(found for text in escaped for found in _ESCAPED.findall(text))
         while not self._used.isdisjoint(_forms(char := chr(self._next))):
             self._next += 1
         self._next += 1
@@ -203,11 +209,14 @@ class Shield:
         """Put the texts back, also where a template wrote escapes for them; returns text and places."""
         if not self._text:
             return rendered, ()
-        back = {form: text for char, text in self._text.items() for form in _forms(char)}
+        back = dict(self._text)
+        if "\\" in rendered:
+            back = {form: text for char, text in self._text.items() for form in _forms(char)}
+        found = any_of(back) if len(back) > len(self._text) else re.compile("[" + "".join(back) + "]")
         parts: list[str] = []
         literal: list[tuple[int, int]] = []
         done = size = 0
-        for match in any_of(back).finditer(rendered):
+        for match in found.finditer(rendered):
             text = back[match[0]]
             parts += [rendered[done : match.start()], text]
             size += match.start() - done

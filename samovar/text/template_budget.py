@@ -18,7 +18,7 @@ import jinja2
 MAX_LOOP_TURNS = 2_000_000
 MAX_SECONDS = 5.0
 MAX_CHARS = 16_000_000
-MAX_WORK = 256_000_000
+MAX_WORK = 128_000_000
 """Characters and items (each `ITEM_CHARS`) that one rendering may read and make in all."""
 MAX_SLOW = 200_000
 """Weight of what a filter gets that is written in Python."""
@@ -48,7 +48,7 @@ class TemplateLimitError(jinja2.TemplateError):
 class Budget:
     """What is left to one rendering."""
 
-    def __init__(self, seconds: float = MAX_SECONDS, turns: int = MAX_LOOP_TURNS) -> None:
+    def __init__(self, seconds: float, turns: int = MAX_LOOP_TURNS) -> None:
         self._deadline = time.monotonic() + seconds
         self._seconds, self._most_turns = seconds, turns
         self._turns = self._work = 0
@@ -102,14 +102,14 @@ _budget: ContextVar[Budget | None] = ContextVar("chat_template_budget", default=
 
 def start_budget() -> tuple[Budget, Callable[[], None]]:
     """A new budget for this context, and what ends it."""
-    budget = Budget()
+    budget = Budget(MAX_SECONDS)
     token = _budget.set(budget)
     return budget, lambda: _budget.reset(token)
 
 
 def budget_now() -> Budget:
     """The budget of the rendering in progress; a fresh one outside of any."""
-    return _budget.get() or Budget()
+    return _budget.get() or Budget(MAX_SECONDS)
 
 
 def check_size(size: int) -> None:
@@ -134,7 +134,7 @@ def check_operator(budget: Budget, operator: str, left: Any, right: Any) -> None
         check_format(budget, left, right if isinstance(right, tuple) else (right,))
 
 
-_NUMBER = re.compile(r"\d{%d}" % (len(str(MAX_WIDTH)) + 1))
+_NUMBER = re.compile(rf"\d{{{len(str(MAX_WIDTH)) + 1}}}")
 _STARRED = re.compile(r"%[^a-zA-Z%]*\*")
 _NESTED_FIELD = re.compile(r"\{[^{}]*:[^{}]*\{")
 
@@ -157,7 +157,7 @@ def check_method(budget: Budget, name: str, owner: str, args: tuple[Any, ...]) -
     elif name == "expandtabs":
         check_size(len(owner) + owner.count("\t") * (first if isinstance(first, int) else 8))
     elif name == "replace" and len(args) >= 2:
-        check_size(_replaced(owner, *args[:2]))
+        check_size(_replaced(owner, str(args[0]), str(args[1])))
     elif name == "join":
         budget.charge(budget.weigh(first)[0])
         check_size(
@@ -220,8 +220,6 @@ def _check_widths(name: str, args: tuple[Any, ...]) -> None:
             raise TemplateLimitError(f"{name} to a width of {arg}")
 
 
-def _replaced(text: Any, old: Any, new: Any) -> int:
+def _replaced(text: str, old: str, new: str) -> int:
     """Size of `text` with every `old` replaced."""
-    if not all(isinstance(part, str) for part in (text, old, new)):
-        return 0
     return len(text) + text.count(old) * max(0, len(new) - len(old))

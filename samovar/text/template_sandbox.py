@@ -34,7 +34,6 @@ from samovar.text.template_budget import (
     start_budget,
 )
 
-
 MAX_DATE_CHARS = 1000
 
 
@@ -94,6 +93,8 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         check_call(owner, name)
         if isinstance(owner, str):
+            if name == "join" and args:
+                args = (list(_counted(args[0], 0)), *args[1:])
             check_method(budget, name, owner, args)
         return budget.made(super().call(__context, __obj, *args, **kwargs))
 
@@ -135,6 +136,12 @@ class _Bounded(jinja2.visitor.NodeTransformer):
         if node.ctx != "load":
             return node
         return self._made(node)
+
+    def visit_Getitem(self, node: jinja2.nodes.Getitem) -> jinja2.nodes.Expr:  # noqa: N802 - named by Jinja
+        if isinstance(node.arg, jinja2.nodes.Slice):
+            return self._made(node)
+        self.generic_visit(node)
+        return node
 
     def visit_Compare(self, node: jinja2.nodes.Compare) -> jinja2.nodes.Compare:  # noqa: N802 - named by Jinja
         self.generic_visit(node)
@@ -266,7 +273,10 @@ def _bounded(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def bounded(*args: Any, **kwargs: Any) -> Any:
         budget = budget_now()
-        check_filter(budget, name, args[value_at] if len(args) > value_at else None, args[value_at + 1 :], kwargs)
-        return budget.made(original(*args, **kwargs))
+        before, value, others = args[:value_at], args[value_at], args[value_at + 1 :]
+        if name == "join":
+            value = list(_counted(value, 0))
+        check_filter(budget, name, value, others, kwargs)
+        return budget.made(original(*before, value, *others, **kwargs))
 
     return bounded

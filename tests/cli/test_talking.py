@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import builtins
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from samovar.cli.connection import Connection
 from samovar.cli.http_stream import Address, RequestRefused, ServerUnreachable, get_json, request
 from samovar.cli.main import main
 from samovar.errors import ConfigError
@@ -99,6 +103,26 @@ def test_one_question(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
     assert out == "Hello!\n" and "first token" in err and "3 tokens" in err
     assert api.seen[0]["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi?"}]
     assert api.seen[0]["max_tokens"] == 5 and api.seen[0]["model"] == "fake" and "temperature" not in api.seen[0]
+
+
+def test_an_answer_has_an_end(api: FakeApi) -> None:
+    """Without --max-tokens a rambling model is stopped all the same."""
+    assert main(["chat", "--url", api.url, "-q", "Hi?"]) == 0
+    assert api.seen[0]["max_tokens"] == 1024
+
+
+@pytest.mark.parametrize("command", ["chat", "complete"])
+def test_an_interrupted_answer(command: str, api: FakeApi) -> None:
+    """Ctrl-C in the middle: exit code 130, and the line is ended."""
+    api.texts, api.cut, api.delay = ["word "] * 50, 60, 20.0
+    words = [sys.executable, "-m", "samovar", command, "--url", api.url, "-q", "Hi?"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stderr is not None
+        begin = child.stdout.read(4)
+        child.send_signal(signal.SIGINT)
+        rest, err = child.communicate(timeout=30)
+    assert begin == b"word" and rest.endswith(b"\n") and child.returncode == 130
+    assert err == b""
 
 
 def test_a_conversation(api: FakeApi, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,6 +227,58 @@ def test_generate_from_text(api: FakeApi, tmp_path: Path, capsys: pytest.Capture
     assert main(["generate", str(source), "--url", api.url, "--chat"]) == 0
     assert [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()] == ["Hello!"] * 2
     assert sorted(body["messages"][0]["content"] for body in api.seen) == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [("-o /dev/full --overwrite", "--output /dev/full: "), ("> /dev/full", "standard output: "), ("| true", None)],
+)
+def test_generate_where_nothing_can_be_written(api: FakeApi, tmp_path: Path, target: str, words: str | None) -> None:
+    """A full disk is one line, a reader that leaves is none; neither is a traceback, now or when Python ends."""
+    source = tmp_path / "in.txt"
+    source.write_text("one\n" * 8)
+    api.delay = 0.05
+    line = f"set -o pipefail; {sys.executable} -m samovar generate {source} --url {api.url} {target}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    if words is None:
+        assert done.stderr == ""
+    else:
+        assert done.stderr.startswith(f"samovar: {words}cannot be written from answer 0 on: No space left on device")
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_generate_says_that_the_server_left(
+    api: FakeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of one request arrives as the line it is, not in an exception group."""
+
+    async def leave(*_: Any) -> Any:
+        raise ServerUnreachable("nobody there")
+
+    source = tmp_path / "in.txt"
+    source.write_text("one\ntwo\n")
+    monkeypatch.setattr(Connection, "ask", leave)
+    assert main(["generate", str(source), "--url", api.url]) == 1
+    assert capsys.readouterr().err == "samovar: nobody there\n"
+
+
+def test_generate_never_writes_over_its_input(api: FakeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, link = tmp_path / "in.txt", tmp_path / "link.txt"
+    source.write_text("one\n")
+    link.symlink_to(source)
+    for name in (source, link, tmp_path / "." / "in.txt"):
+        assert main(["generate", str(source), "-o", str(name), "--overwrite", "--url", api.url]) == 2
+        assert f"--output {name}: is the input file" in capsys.readouterr().err
+    assert source.read_text() == "one\n"
+
+
+def test_generate_copies_ids_that_are_no_utf8(api: FakeApi, tmp_path: Path) -> None:
+    """JSON can carry half of a surrogate pair, UTF-8 cannot: it is written as JSON carries it."""
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "x", "id": "\\ud800"}')
+    assert main(["generate", str(source), "-o", str(target), "--url", api.url]) == 0
+    assert json.loads(target.read_text())["id"] == "\ud800"
 
 
 @pytest.mark.parametrize(

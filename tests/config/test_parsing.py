@@ -155,7 +155,10 @@ def test_flag_wins_over_variable_over_file_over_default(tmp_path: Path, monkeypa
         ("a: [", "is not YAML"),
         ("port: 1\nport-: 2", "unknown setting"),
         ("max-num-seqs: 1\nmax_num_seqs: 2", "appears twice"),
-        ("config: other.yaml", "unknown setting config"),
+        ("port: 1\nport: 1", "port appears twice; leave one"),
+        ("hf-overrides: {a: {b: 1, b: 2}}", "b appears twice; leave one"),
+        ("api-key: &a [*a, {c: 1, c: 2}]", "c appears twice; leave one"),
+        ("config: other.yaml", "a file cannot name another one"),
         ("enable-lora: true", "enable-lora is not available: LoRA"),
     ],
 )

@@ -159,7 +159,7 @@ def test_broken_rules_name_the_settings(rule: str) -> None:
 
 def test_every_rule_has_a_test() -> None:
     assert {rule.__name__ for rule in (*REQUEST_RULES, *RESULT_RULES)} == BROKEN.keys()
-    assert {rule.__name__ for rule in SERVER_RULES} == {"no_empty_key", "one_address"}
+    assert {rule.__name__ for rule in SERVER_RULES} == {"no_empty_key", "no_empty_name", "one_address"}
     assert len({decide.__name__ for decide in DECIDERS}) == len(DECIDERS)
 
 
@@ -170,8 +170,28 @@ def test_defaults_break_no_rule() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"api_key": ["k", " "]}, "--api-key must not be empty"), ({"uds": "/s", "port": 1}, "--uds /s")],
+    [
+        ({"api_key": ["k", " "]}, "--api-key must not be empty"),
+        ({"served_model_name": ["m", ""]}, "--served-model-name must not be empty"),
+        ({"uds": "/s", "port": 1}, "--uds /s"),
+    ],
 )
 def test_server_rules(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check_server(ServerConfig(**settings))
+
+
+def test_an_aliass_sampling_is_among_the_decisions() -> None:
+    """It is named with its values; what somebody else decided is not."""
+    model = dataclasses.replace(MODEL, recommended={"temperature": 0.2, "top_p": 0.9})
+    rows = {name: reason for name, _, reason in resolve(EngineConfig(), model, LAPTOP).as_rows()}
+    assert "temperature 0.2, top_p 0.9" in rows["generation_config"]
+    assert "generation_config" not in {d.name for d in resolve(EngineConfig(), MODEL, LAPTOP).decisions}
+
+
+@pytest.mark.parametrize(("threads", "tokens", "words"), [(1, 512, "1 thread"), (2, 512, "2 threads"), (12, 1536, "12 threads"),
+                                                          (None, 1024, "8 threads")])  # fmt: skip
+def test_the_step_budget_follows_the_threads_in_use(threads: int | None, tokens: int, words: str) -> None:
+    resolved = resolve(with_settings(EngineConfig(), threads=threads), MODEL, LAPTOP)
+    (decision,) = (d for d in resolved.decisions if d.name == "max_num_batched_tokens")
+    assert (decision.value, decision.reason) == (tokens, f"a CPU with {words}")

@@ -135,7 +135,9 @@ def test_rules_that_leave_no_token(
         return
     with pytest.raises(ValidationError, match="no token is left") as caught:
         resolve_params(params, 10, limits, eos)
-    fields = [name for name, ids in (("allowed_token_ids", allowed), ("bad_words", banned), ("min_tokens", ends)) if ids]
+    fields = [
+        name for name, ids in (("allowed_token_ids", allowed), ("bad_words", banned), ("min_tokens", ends)) if ids
+    ]
     assert caught.value.parameter == fields[0] and all(name in str(caught.value) for name in fields)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from samovar.config.engine import EngineConfig, with_settings
 from samovar.engine import build
 from samovar.engine.build import build_engine, once_each
+from samovar.worker.worker import Worker
 
 PHASES = ["finding the model", "importing torch", "planning memory", "loading weights", "starting"]
 
@@ -41,3 +44,27 @@ def test_signs_are_not_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
     for done in range(1000):
         listen(done, 1000)
     assert not heard
+
+
+def test_plan_and_decisions_are_logged_before_a_weight_is_read(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One message at info level with every line of the plan and every decision; a screenful at most."""
+    reports: list[str] = []
+    load = Worker.load
+
+    def record(worker: Worker, *arguments: Any) -> None:
+        reports.extend(caplog.messages)
+        load(worker, *arguments)
+
+    monkeypatch.setattr(Worker, "load", record)
+    caplog.set_level(logging.INFO, logger="samovar.engine.build")
+    engine, info = build_engine(with_settings(EngineConfig(), model=str(tiny_model), max_num_seqs=4), lambda _: None)
+    engine.close()
+    (report,) = reports
+    assert len(report.splitlines()) <= 25
+    for name, size in info.memory_plan:
+        assert re.search(rf"^  {name} +{size / 2**20:,.1f} MiB$", report, re.MULTILINE), name
+    assert len(info.decisions) > 5
+    for name, value, reason in info.decisions:
+        assert re.search(rf"^  {name} +{re.escape(value)} +{re.escape(reason)}$", report, re.MULTILINE), name

@@ -151,6 +151,11 @@ def test_prompt_forms_agree(llm: LLM) -> None:
         ({}, {}, "prompt_token_ids"),
         ([{"prompt_token_ids": "text"}], {}, "list of ints"),
         (5, {}, "prompt"),
+        (b"abc", {}, "prompts must be"),
+        (bytearray(b"abc"), {}, "prompts must be"),
+        ([b"abc"], {}, "got bytes"),
+        ("x", {"sampling_params": {"max_tokens": 1}}, "must be SamplingParams.* got dict"),
+        (["x"], {"sampling_params": [5]}, "must be SamplingParams.* got int"),
         ("x", {"lora_request": "adapter"}, "lora_request"),
         (["x", "y"], {"sampling_params": [SamplingParams()]}, "1 were given for 2"),
         (["x"], {"priority": [1]}, "scheduling-policy"),
@@ -165,6 +170,27 @@ def test_wrong_prompts_are_refused_before_anything_runs(
 ) -> None:
     with pytest.raises((ValidationError, TypeError), match=message):
         llm.generate(prompts, **({"sampling_params": GREEDY, "use_tqdm": False} | arguments))
+    assert not llm._engine.has_work
+
+
+ENDLESS: dict[str, Any] = {"role": "user", "content": "x"}
+ENDLESS["itself"] = ENDLESS
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        (None, "must be a list of messages.* got NoneType"),
+        ("text", "must be a list of messages.* got str"),
+        ({"role": "user"}, "must be a list of messages.* got dict"),
+        ([5], "must be a list of messages.* got int"),
+        ([[{"role": "user", "content": "x"}], None], "got NoneType"),
+        ([ENDLESS], "contains itself"),
+    ],
+)
+def test_wrong_conversations_are_refused_before_anything_runs(llm: LLM, messages: Any, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        llm.chat(messages, GREEDY, use_tqdm=False)
     assert not llm._engine.has_work
 
 

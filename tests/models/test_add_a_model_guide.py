@@ -56,6 +56,19 @@ def test_the_example_is_a_working_family(teapot: None) -> None:
     torch.testing.assert_close(chunked, whole, atol=1e-5, rtol=1e-5)
 
 
+def test_parts_of_fused_layers_are_renamed(teapot: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the section on names says."""
+    renames = {"mlp.gate_proj": "mlp.w1", "self_attn.q_proj": "self_attn.wq"}
+    monkeypatch.setattr(registry.resolve("TeapotForCausalLM"), "renames", renames)
+    model = registry.build("TeapotForCausalLM", {**SMALL, "rms_norm_eps": 1e-6, "sliding_window": 6})
+    bind(model, placement())
+    names = {source.name for module in model.modules() if isinstance(module, Layer) for source in module.sources()}
+    assert {
+        f"model.layers.0.{part}.weight" for part in ("mlp.w1", "mlp.up_proj", "self_attn.wq", "self_attn.k_proj")
+    } <= names
+    assert not any("gate_proj" in name or "q_proj" in name for name in names)
+
+
 def test_its_checkpoint_names_load(teapot: None) -> None:
     raw = {**SMALL, "rms_norm_eps": 1e-6, "sliding_window": 6}
     model = registry.build("TeapotForCausalLM", raw)

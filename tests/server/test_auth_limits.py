@@ -170,7 +170,7 @@ def test_prefix_and_docs_switch(preparer: Preparer) -> None:
         assert http.get("/v1/models").status_code == 401
         known = {"authorization": "Bearer k"}
         assert http.get("/v1/models", headers=known).status_code == 200
-        assert [http.get(p, headers=known).status_code for p in ("/docs", "/openapi.json")] == [404, 404]
+        assert [http.get(p, headers=known).status_code for p in ("/docs", "/openapi.json", "/")] == [404] * 3
 
 
 def test_two_requests_on_one_connection(server: LiveServer) -> None:

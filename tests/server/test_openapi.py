@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,26 @@ def test_page(http: httpx.Client) -> None:
     assert answer.headers["content-type"].startswith("text/html")
     assert all(route.path in answer.text for route in ROUTES)
     assert "<script" not in answer.text and "http://" not in answer.text and "https://" not in answer.text
+
+
+def test_the_page_is_in_words(http: httpx.Client) -> None:
+    """Types and ranges as people say them, and every object that a field holds."""
+    text = html.unescape(re.sub(r"<[^>]*>", " ", http.get("/docs").text))
+    lines = [
+        "temperature  number, 0 to 2", "top_p  number, above 0, at most 1", "n  integer, at least 1", "seed  integer",
+        'truncation_side  one of "left", "right"', "stop  string or list of strings", "logit_bias  object of numbers",
+        "stop_token_ids  list of (integer, 0 to 2147483647)", "messages  (required) list of ChatMessages, not empty",
+        "cache_salt  string, 1 to 1024 characters", "include_usage  boolean", "content  string or list of ContentParts",
+    ]  # fmt: skip
+    for line in lines:
+        assert line in text, line
+    assert "{" not in text.replace("/v1/models/{model}", "").partition("Samovar 0")[2]
+
+
+def test_the_root_leads_to_the_page(http: httpx.Client) -> None:
+    answer = http.get("/", follow_redirects=False)
+    assert answer.status_code == 307 and answer.headers["location"] == "docs"
+    assert http.get("/", follow_redirects=True).url.path == "/docs"
 
 
 def test_the_page_on_the_api_names_everything() -> None:

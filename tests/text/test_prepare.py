@@ -176,3 +176,26 @@ def test_request_templates() -> None:
     refused(
         "continue_final_message", door.from_messages, messages, continue_final_message=True, add_generation_prompt=True
     )
+
+
+def test_endless_texts_are_refused_before_they_are_encoded() -> None:
+    """Tens of megabytes cost as much as a few slices; what fits the documented bound is encoded whole."""
+
+    class Counting(ByteTokenizer):
+        encoded = 0
+
+        def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+            self.encoded += len(text)
+            return super().encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
+
+    tokenizer = Counting()
+    door = preparer(tokenizer=tokenizer)
+    for call, value, name in (
+        (door.from_text, "a" * 10_000_000, "prompt"),
+        (door.from_messages, [{"role": "user", "content": "a" * 10_000_000}], "messages"),
+    ):
+        tokenizer.encoded = 0
+        assert "100000 tokens" in refused(name, call, value) and tokenizer.encoded < 200_000
+    kept = door.from_text("a" * 90_000 + "b", truncate_prompt_tokens=3).prompt_token_ids
+    assert bytes(kept) == b"aab"
+    assert len(door.encode_text("a" * 99_000)) == 99_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import struct
 from collections.abc import Callable
@@ -79,6 +80,22 @@ def test_a_row_shard_reads_its_own_rows_only(tmp_path: Path, monkeypatch: pytest
     with SafetensorsCheckpoint(tmp_path) as checkpoint:
         checkpoint.read("w", axis=0, shard=(1, 4))
     assert sum(read) == 4096 * 64 * 4 // 4
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "dangling link", "link to a folder"])
+def test_a_weight_file_that_is_no_file(tmp_path: Path, kind: str) -> None:
+    """Nothing waits for a pipe, and no index is blamed where there is none."""
+    path = tmp_path / "model.safetensors"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(tmp_path if kind == "link to a folder" else tmp_path / "nowhere")
+    words = "link to a file that is not there" if kind == "dangling link" else "is not a file"
+    with pytest.raises(CheckpointError, match=f"model.safetensors: .*{words}.*download the model again") as caught:
+        read_safetensors_folder(tmp_path)
+    assert "index" not in str(caught.value)
 
 
 def sharded(folder: Path) -> dict[str, str]:

@@ -138,6 +138,18 @@ def test_exact_settings() -> None:
         plan(num_gpu_blocks_override=10)
 
 
+def test_a_cache_that_is_too_small_is_counted_in_blocks() -> None:
+    """What is far below a MiB is not shown as 0, and a budget that decides nothing is not named."""
+    small = replace(SMOL, cache_specs=(CacheSpec("full", 1, 32, 2),))
+    cache = CacheConfig(block_size=8, num_gpu_blocks_override=24)
+    config = EngineConfig(model=ModelConfig(max_model_len=256), cache=cache)
+    with pytest.raises(MemoryPlanError) as caught:
+        plan_memory(small, CPU, config)
+    words = str(caught.value)
+    assert "needs 33 cache blocks (33 KiB), but there are 24 (24 KiB; --num-gpu-blocks-override 24)" in words
+    assert "--max-model-len 184" in words and "available" not in words
+
+
 def test_budgets() -> None:
     """Fractions are of the whole memory, `leave=` and sizes of what is available."""
     assert plan(memory="0.5").budget_bytes == 8 * GIB

@@ -57,7 +57,11 @@ def samples(options: DatasetOptions, seed: int) -> list[Sample]:
     try:
         text = Path(options.dataset_path).read_text(encoding="utf-8")
         found = _sharegpt(text, options) if options.dataset_name == "sharegpt" else _custom(text, options)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise ConfigError(
+            f"--dataset-path {options.dataset_path}: cannot be read: {error.strerror or error}"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"--dataset-path {options.dataset_path}: not a {options.dataset_name} file ({error})"
         ) from error

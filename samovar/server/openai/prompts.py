@@ -174,7 +174,10 @@ async def encode_chat(state: ServingState, asked: TokenizeRequest, body: bytes) 
     """Messages -> token ids, as a chat request would make them."""
     messages = read_messages(body)
     rendering, preparer = _rendering(state, asked), state.preparer
-    return await state.offload(len(body), lambda: preparer.encode_messages(messages, **rendering))
+    is_foreign = asked.chat_template is not None
+    return await state.offload(
+        len(body), lambda: preparer.encode_messages(messages, **rendering), is_foreign=is_foreign
+    )
 
 
 async def prepare_chat(state: ServingState, asked: ChatCompletionRequest, body: bytes) -> ChatPrompt:
@@ -197,7 +200,8 @@ async def prepare_chat(state: ServingState, asked: ChatCompletionRequest, body: 
         request = preparer.from_ids(ids, params, parameter="messages", **routing)
         return request, len(ids) - len(request.prompt_token_ids)
 
-    request, num_truncated = await state.offload(len(body), lambda: _spelled(work, names))
+    is_foreign = asked.chat_template is not None
+    request, num_truncated = await state.offload(len(body), lambda: _spelled(work, names), is_foreign=is_foreign)
     role = state.config.response_role if rendering["add_generation_prompt"] else asked.messages[-1].role
     echo = last_text(messages) if asked.echo and messages[-1]["role"] == role else ""
     return ChatPrompt(request, role, echo, num_truncated)
