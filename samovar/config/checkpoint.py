@@ -196,8 +196,10 @@ def _generation_config(model_config: ModelConfig, own: dict[str, Any]) -> dict[s
 
 
 def _ids(value: Any) -> list[int]:
-    values = value if isinstance(value, list) else [value]
-    return [v for v in values if isinstance(v, int) and not isinstance(v, bool)]
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
+        raise CheckpointError(f"eos_token_id must be a token id or a list of ids, the model's files say {value!r}")
+    return values
 
 
 def _tokenizer_ends(folder: Path) -> list[int]:

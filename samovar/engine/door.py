@@ -10,7 +10,7 @@ from samovar.core.outputs import EngineInfo
 from samovar.hub.locate import locate_tokenizer
 from samovar.text.chat_template import ChatTemplate, load_chat_template
 from samovar.text.messages import ContentFormat
-from samovar.text.prepare import Preparer, end_token_ids, limits_from
+from samovar.text.prepare import Preparer, end_token_ids, limits_from, sampling_defaults
 from samovar.text.tokenizer import Tokenizer, load_tokenizer
 
 DEFAULT_MAX_TOKENS = 16
@@ -35,6 +35,7 @@ def load_text(
 
     `chat_template` is a file or the template itself. Raises `CheckpointError` or `ConfigError`.
     """
+    sampling_defaults(description.generation_config)  # refused now rather than when the model is loaded
     if config.model.skip_tokenizer_init:
         return TextParts(None, None)
     place = locate_tokenizer(config.model)

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 OFFLOAD_CHARS = 8192
 """Requests with more text than this are rendered and tokenized on a thread, so that the event loop stays free."""
-SLOW_SECONDS = 0.1
+SLOW_SECONDS = 0.5
 """After one small request took longer than this (a chat template may take seconds), all go to a thread."""
 
 DEFAULT_NAME = "default"

@@ -247,20 +247,28 @@ def _from_folder(path: Path) -> tuple[dict[str, str], dict[str, str]]:
     folder = path if path.is_dir() else path.parent
     settings = read_settings(folder)
     sources: dict[str, str] = {}
-    stored = settings.get("chat_template")
-    if isinstance(stored, str):
-        sources["default"] = stored
-    elif isinstance(stored, list):
-        sources.update({entry["name"]: entry["template"] for entry in stored if {"name", "template"} <= entry.keys()})
+    if (stored := settings.get("chat_template")) is not None:
+        sources.update(_stored(folder / "tokenizer_config.json", stored))
     if (folder / "chat_template.json").is_file():
-        whole = read_json(folder / "chat_template.json").get("chat_template")
-        if isinstance(whole, str):
-            sources["default"] = whole
+        path = folder / "chat_template.json"
+        sources.update(_stored(path, read_json(path).get("chat_template", {})))
     if (folder / "chat_template.jinja").is_file():
         sources["default"] = _read_source(folder / "chat_template.jinja")
     for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         sources[file.stem] = _read_source(file)
     return sources, named_tokens(settings)
+
+
+def _stored(path: Path, value: Any) -> dict[str, str]:
+    """Templates by name from a JSON file: one string, or a list of names and templates."""
+    entries = [{"name": "default", "template": value}] if isinstance(value, str) else value or []
+    try:
+        found = {entry["name"]: entry["template"] for entry in entries}
+    except (TypeError, LookupError):
+        found = {"": None}
+    if not all(isinstance(part, str) for item in found.items() for part in item):
+        raise CheckpointError(f"{path}: chat_template must be a string or a list of objects with a name and a template")
+    return found
 
 
 def _reason(error: OSError | UnicodeDecodeError) -> str:

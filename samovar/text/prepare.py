@@ -57,7 +57,8 @@ def end_token_ids(description: ModelDescription, tokenizer: Tokenizer | None) ->
 def sampling_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """Sampling parameters that a generation_config sets, under our names; everything else in it is left out.
 
-    `do_sample: false` means temperature 0. What this returns may be given to it again.
+    `do_sample: false` means temperature 0. What this returns may be given to it again. Raises `ConfigError` for a value
+    that no request could be served with.
     """
     found = {}
     for theirs, ours in _DEFAULTS_OF_MODEL.items():
@@ -66,6 +67,11 @@ def sampling_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
             found[ours] = value
     if config.get("do_sample") is False:
         found["temperature"] = 0.0
+    try:
+        SamplingParams(**found)
+    except ValidationError as error:
+        message = f"generation_config: {error}; correct generation_config.json or --override-generation-config"
+        raise ConfigError(f"{message}, or leave the file out with --generation-config vllm") from error
     return found
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from samovar.config.groups import SchedulerConfig, ServerConfig
 from samovar.server.openai.refusals import CHAT as REFUSED
 from samovar.server.openai.schema import ChatCompletionRequest, CompletionRequest
+from samovar.text import template_budget
 from samovar.text.prepare import Preparer
 from tests.server.conftest import REPLY
 from tests.server.live import LiveServer, live_client, live_server
@@ -238,3 +241,25 @@ def test_no_tokenizer(preparer: Preparer) -> None:
         assert len(answer["choices"][0]["token_ids"]) == answer["usage"]["completion_tokens"] == 4
         assert error_of(http.post(COMPLETIONS, json={"prompt": [1], "echo": True}))["param"] == "echo"
         assert error_of(http.post("/tokenize", json={"prompt": "x"}))["code"] == 400
+
+
+def test_a_clients_template_holds_nobody_up(preparer: Preparer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B148: while templates of requests burn their whole time, other routes answer; then they are refused."""
+    monkeypatch.setattr(template_budget, "MAX_SECONDS", 2.0)
+    source = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"
+    config = ServerConfig(port=0, trust_request_chat_template=True)
+    with (
+        live_client(lambda: ScriptedEngine(saying("abc")), preparer, config) as (_own, client),
+        ThreadPoolExecutor() as pool,
+    ):
+        body = {"messages": HELLO, "chat_template": source}
+        burning = [pool.submit(client.post, path, json=body) for path in (CHAT, "/tokenize")]
+        answered = 0
+        while not all(call.done() for call in burning):
+            assert client.get("/health", timeout=1.5).status_code == 200
+            answered += 1
+            time.sleep(0.05)
+        for call in burning:
+            assert call.result().status_code == 400 and "took longer" in error_of(call.result())["message"]
+        assert answered > 10
+        assert client.post(CHAT, json=body | {"chat_template": "{{ 1 }}"}).status_code == 200

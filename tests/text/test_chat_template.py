@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samovar.config.description import ModelDescription
-from samovar.errors import ConfigError, ValidationError
+from samovar.errors import CheckpointError, ConfigError, ValidationError
 from samovar.text import template_budget
 from samovar.text.chat_template import ChatTemplate, RenderedPrompt, encode_rendered, load_chat_template
 from samovar.text.fast_tokenizer import FastTokenizer
@@ -301,7 +301,7 @@ def test_template_errors_are_the_clients(source: str, says: str) -> None:
         "{% set x = 'x' * 15000000 %}" + "{% set y %}{{ x }}{% endset %}" * 500,
         "{% set x = 'x' * 15000000 %}" + "".join("{% set y@ = x[1:] %}".replace("@", str(i)) for i in range(500)),
         "{% set y %}{% for i in range(99999) %}" + "x" * 99999 + "{% endfor %}{% endset %}{{ y | length }}",
-        "{% set x = [0] * 900000 %}{% set y = [0] * 900000 %}{% for i in range(9999) %}{% if x == y %}{% endif %}{% endfor %}",
+        "{% set x = [0] * 900000 %}{% set y = [0] * 900000 %}{% for i in range(99) %}{% if x == y %}{% endif %}{% endfor %}",
     ],
 )  # fmt: skip
 def test_bombs_end_soon(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,6 +415,20 @@ def test_where_templates_come_from(tmp_path: Path) -> None:
         load_chat_template(description, "{% for %}")
     (tmp_path / "chat_template.jinja").unlink()
     assert load_chat_template(_folder(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    "stored", [1, [1], ["x"], [{"name": 1, "template": 2}], [{"name": "default"}], {"a": "b"}, True]
+)
+def test_damaged_template_field(tmp_path: Path, stored: Any) -> None:
+    """A chat_template field of another shape is a `CheckpointError` that names the file."""
+    description = _folder(tmp_path, chat_template=stored)
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: chat_template must be"):
+        load_chat_template(description)
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": stored}))
+    _folder(tmp_path)
+    with pytest.raises(CheckpointError, match=r"chat_template\.json: chat_template must be"):
+        load_chat_template(description)
 
 
 def test_template_of_a_gguf(vocabularies: Path, smollm2_tokenizer: FastTokenizer, smollm2: Path) -> None:

@@ -11,7 +11,7 @@ from samovar.core.outputs import EngineInfo
 from samovar.core.request import Request
 from samovar.core.sampling_params import SamplingParams
 from samovar.core.validation import RequestLimits
-from samovar.errors import ValidationError
+from samovar.errors import ConfigError, ValidationError
 from samovar.text.chat_template import ChatTemplate
 from samovar.text.fast_tokenizer import FastTokenizer
 from samovar.text.prepare import Preparer, end_token_ids, limits_from, sampling_defaults
@@ -128,6 +128,21 @@ def test_defaults() -> None:
     plain = preparer()
     assert plain.params().max_tokens is None and plain.params(max_tokens=16).max_tokens == 16
     assert plain.params({"max_tokens": 3}, max_tokens=16).max_tokens == 3
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *({"temperature": value} for value in (-5, "x", 5.0)),
+        *({"top_p": value} for value in (0, 1.5)),
+        *({"top_k": 1.5}, {"max_new_tokens": -1}, {"repetition_penalty": 0}, {"min_p": [1]}),
+    ],
+)
+def test_impossible_defaults(config: dict[str, Any]) -> None:
+    """A model's default that no request could be served with is refused at the start, not blamed on every client."""
+    for make in (sampling_defaults, lambda given: preparer(default_sampling=given)):
+        with pytest.raises(ConfigError, match=r"generation_config: .*--override-generation-config"):
+            make(config)
 
 
 def test_limits_and_end_ids() -> None:

@@ -54,6 +54,15 @@ def test_folder(tmp_path: Path) -> None:
         assert (description.num_parameters, description.stored_bytes) == (17, 58)
 
 
+@pytest.mark.parametrize("ends", ["x", [2, "x"], [True], 2.0, {"a": 1}])
+def test_end_ids_that_are_none(tmp_path: Path, ends: Any) -> None:
+    """An end id of another kind is refused, not left out: the model would not stop there."""
+    for files in ({"generation_config": {"eos_token_id": ends}}, {"config": {**CONFIG, "eos_token_id": ends}}):
+        folder = folder_with(tmp_path, files.pop("config", CONFIG), **files)
+        with pytest.raises(CheckpointError, match="eos_token_id must be"):
+            describe(folder, ModelConfig())
+
+
 def test_overrides(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, {**CONFIG, "rope_scaling": {"rope_type": "linear", "factor": 2.0}})
     model_config = ModelConfig(hf_overrides={"rope_scaling": {"factor": 4.0}, "vocab_size": 50, "architectures": ["X"]})
