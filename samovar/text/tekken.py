@@ -27,7 +27,10 @@ class TekkenTokenizer:
     """`SpanTokenizer` over mistral-common's `Tekkenizer`, whose own encoder knows no special tokens."""
 
     def __init__(self, tekken: Any) -> None:
+        from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
+
         self._tekken = tekken
+        self._policy = SpecialTokenPolicy.IGNORE  # For ordinary tokens only; we write special ones ourselves.
         self._num_special: int = tekken.num_special_tokens
         self._special: dict[str, int] = {tekken.id_to_piece(i): i for i in range(self._num_special)}
         self._text = {i: text for text, i in self._special.items()}
@@ -84,7 +87,7 @@ class TekkenTokenizer:
         if not 0 <= token_id < self.vocab_size:
             return b""
         if token_id not in self._bytes:
-            self._bytes[token_id] = bytes(self._tekken.id_to_byte_piece(token_id))
+            self._bytes[token_id] = bytes(self._tekken.id_to_byte_piece(token_id, self._policy))
         return self._bytes[token_id]
 
     def token_text(self, token_id: int) -> str:
