@@ -29,6 +29,9 @@ from tests.server.wire import CHAT, HELLO, chunks_of, error_of
 
 ROOT = Path(__file__).parents[2]
 
+PATIENCE = 60
+"""Seconds an answer may take on a busy machine."""
+
 
 @contextmanager
 def process(shutdown_timeout: float = 30, load_seconds: float = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
@@ -46,7 +49,7 @@ def process(shutdown_timeout: float = 30, load_seconds: float = 0) -> Iterator[t
 def wait_ready(url: str) -> None:
     for _ in range(500):
         try:
-            if httpx.get(url + "/ready").status_code == 200:
+            if httpx.get(url + "/ready", timeout=PATIENCE).status_code == 200:
                 return
         except httpx.TransportError:
             pass
@@ -58,7 +61,7 @@ def wait_refused(url: str) -> None:
     """Wait until nobody listens any more: the drain has begun."""
     for _ in range(500):
         try:
-            httpx.get(url + "/health")
+            httpx.get(url + "/health", timeout=PATIENCE)
         except httpx.TransportError:
             return
         time.sleep(0.02)
@@ -67,14 +70,14 @@ def wait_refused(url: str) -> None:
 
 def test_before_and_after_loading() -> None:
     """The port answers while the model loads: /health 200, everything else 503 with Retry-After; then the ready line."""
-    with process(load_seconds=1.0) as (child, url):
-        assert httpx.get(url + "/health").status_code == 200
-        early = httpx.get(url + "/ready")
+    with process(load_seconds=4.0) as (child, url):
+        assert httpx.get(url + "/health", timeout=PATIENCE).status_code == 200
+        early = httpx.get(url + "/ready", timeout=PATIENCE)
         assert (early.status_code, early.json()["status"]) == (503, "starting")
         for answer in (
-            httpx.post(url + CHAT, json={"messages": HELLO}),
-            httpx.get(url + "/metrics"),
-            httpx.get(url + "/v1/models"),
+            httpx.post(url + CHAT, json={"messages": HELLO}, timeout=PATIENCE),
+            httpx.get(url + "/metrics", timeout=PATIENCE),
+            httpx.get(url + "/v1/models", timeout=PATIENCE),
         ):
             assert error_of(answer)["code"] == 503 and answer.headers["retry-after"]
         wait_ready(url)
@@ -135,7 +138,7 @@ def test_second_signal_exits_at_once() -> None:
 def test_signal_while_loading() -> None:
     """A signal before the model is loaded ends the process in good order."""
     with process(load_seconds=60) as (child, url):
-        assert httpx.get(url + "/health").status_code == 200
+        assert httpx.get(url + "/health", timeout=PATIENCE).status_code == 200
         child.send_signal(signal.SIGTERM)
         assert child.wait(10) == 0
 
