@@ -17,12 +17,13 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 
 from samovar.errors import ConfigError
+from samovar.kernels import overlap
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-TOOLCHAINS: dict[str, str] = {}
-"""File name of an implementation -> module it needs, for those that need more than torch."""
+TOOLCHAINS: dict[str, tuple[str, str]] = {"triton": ("triton", "cuda")}
+"""File name of an implementation -> (module it needs, device kind it is for), for those that need more than torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class Target:
     device: str
     architecture: str
     dtype: torch.dtype
+    deterministic: bool = False
+    """Only implementations that compute a row alike at every batch size may be chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,10 @@ class Op(Generic[P, R]):
         yield from (self.impls[name] for name in self.prefer if name in self.impls)
         yield Impl("reference", self.reference, ("cpu", "cuda"), lambda target: None)
 
+    def missing(self) -> list[str]:
+        """Preferred implementations that were not imported: they are for another device, or lack their toolchain."""
+        return [name for name in self.prefer if name not in self.impls and name in TOOLCHAINS]
+
     def tolerance_of(self, dtype: torch.dtype) -> tuple[float, float]:
         """(absolute, relative) error an implementation may show against the reference in `dtype`."""
         if dtype not in self.tolerance:
@@ -122,12 +129,13 @@ def op(
     return declare
 
 
-def load_ops() -> dict[str, Op[Any, Any]]:
-    """Import every op's package and each sibling implementation whose toolchain is installed; returns `OPS`."""
+def load_ops(device: str = "cpu") -> dict[str, Op[Any, Any]]:
+    """Import every op's package and each sibling implementation that is for `device` and whose toolchain is installed;
+    returns `OPS`."""
     package = importlib.import_module("samovar.kernels")
     for found in pkgutil.walk_packages(package.__path__, "samovar.kernels."):
-        needs = TOOLCHAINS.get(found.name.rpartition(".")[2])
-        if needs is None or importlib.util.find_spec(needs) is not None:
+        needs, kind = TOOLCHAINS.get(found.name.rpartition(".")[2], (None, device))
+        if kind == device and (needs is None or importlib.util.find_spec(needs) is not None):
             importlib.import_module(found.name)
     return OPS
 
@@ -146,28 +154,74 @@ class Route:
         return f"{self.op}: " + " · ".join(f"{name}: {answer}" for name, answer in self.answers)
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An implementation that was chosen and cannot be used, and why."""
+
+    op: str
+    impl: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.op}: {self.impl} is not used: {self.reason}"
+
+
 class Kernels:
     """The choice of one implementation per op for one target, made on first use and kept.
 
-    `overrides` are "OP=IMPLEMENTATION" as given to --kernel; a wrong one raises `ConfigError`.
+    `overrides` are "OP=IMPLEMENTATION" as given to --kernel; a wrong one raises `ConfigError`. On a CPU a choice is
+    compared with the reference before it is made. On a GPU that would compile one kernel after the other: there
+    `verify` compares all choices later, when they were compiled side by side, and `refuse` takes one back.
     """
 
     def __init__(self, target: Target, device: torch.device | str, overrides: Sequence[str] = ()) -> None:
-        load_ops()
+        load_ops(target.device)
+        if target.device == "cuda":
+            overlap.adapt(target.architecture)
         self.target, self.device = target, torch.device(device)
-        self.wanted = dict(_override(text) for text in overrides)
+        self.wanted = dict(_override(text, target.device) for text in overrides)
         self.routes: dict[str, Route] = {}
-        self._chosen: dict[str, Callable[..., Any]] = {}
+        self._chosen: dict[str, tuple[Op[Any, Any], Impl[Any, Any]]] = {}
+        self._refused: dict[tuple[str, str], str] = {}
 
     def use(self, op: Op[P, R]) -> Callable[P, R]:
         """The function that implements `op` on this target."""
         if op.name not in self._chosen:
             impl, self.routes[op.name] = self._choose(op)
-            self._chosen[op.name] = impl.function
-        return self._chosen[op.name]
+            self._chosen[op.name] = op, impl
+        return self._chosen[op.name][1].function
+
+    def refuse(self, op_name: str, impl_name: str, reason: str) -> None:
+        """Choose another implementation than `impl_name` when the op is used next; its route gives the reason."""
+        self._refused[op_name, impl_name] = reason
+        if op_name in self._chosen and self._chosen[op_name][1].name == impl_name:
+            del self._chosen[op_name], self.routes[op_name]
+
+    def chosen(self) -> list[tuple[Op[Any, Any], Impl[Any, Any]]]:
+        """Every choice made so far that is not the reference."""
+        return [(op, impl) for op, impl in self._chosen.values() if impl.name != "reference"]
+
+    def verify(self) -> list[Refusal]:
+        """Compare every choice with its reference on the device; returns those that differ or do not run."""
+        found = []
+        for op, impl in self.chosen():
+            try:
+                reason = self.probe(op, impl)
+            # A boundary: whatever compiling or starting a kernel raises means that it cannot be used, and is reported.
+            except Exception as error:
+                reason = f"does not run: {in_one_line(error)}"
+            if reason is not None:
+                found.append(Refusal(op.name, impl.name, reason))
+        return found
+
+    def note_probes(self) -> None:
+        """Run the choices on what `verify` gives them, without memory: inside `noting` that notes their launches."""
+        for op, impl in self.chosen():
+            impl.function(*cast_arguments(self._probed(op), self.target.dtype, "meta"))
 
     def _choose(self, op: Op[P, R]) -> tuple[Impl[P, R], Route]:
         wanted, answers, chosen = self.wanted.get(op.name), [], None
+        answers += [(name, f"needs {TOOLCHAINS[name][0]} on {TOOLCHAINS[name][1]}") for name in op.missing()]
         for impl in op.candidates():
             if wanted is not None and impl.name != wanted:
                 answers.append((impl.name, f"--kernel asks for {wanted}"))
@@ -175,7 +229,9 @@ class Kernels:
             if chosen is not None:
                 answers.append((impl.name, "accepts" if impl.name != "reference" else "always"))
                 continue
-            refusal = impl.refusal(self.target) or (None if impl.name == "reference" else self.probe(op, impl))
+            refusal = self._refused.get((op.name, impl.name)) or impl.refusal(self.target)
+            if refusal is None and impl.name != "reference" and self.target.device == "cpu":
+                refusal = self.probe(op, impl)
             answers.append((impl.name, refusal or "chosen"))
             if refusal is None:
                 chosen = impl
@@ -186,11 +242,22 @@ class Kernels:
 
     def probe(self, op: Op[P, R], impl: Impl[P, R]) -> str | None:
         """Compare `impl` with the reference on the op's first example; None if equal within tolerance."""
+        difference = compare(op, impl.function, self._probed(op), self.target.dtype, self.device)
+        return None if difference is None else f"differs from the reference: {difference}"
+
+    @staticmethod
+    def _probed(op: Op[P, R]) -> tuple[Any, ...]:
         if op.make_examples is None:
             raise ValueError(f"{op.name} has no examples: declare them with @{op.name}.examples")
-        arguments = next(iter(op.make_examples()))
-        difference = compare(op, impl.function, arguments, self.target.dtype, self.device)
-        return None if difference is None else f"differs from the reference: {difference}"
+        return next(iter(op.make_examples()))
+
+
+def in_one_line(error: BaseException) -> str:
+    """What an exception says, short enough for a report. Compilers begin with the place and end with the complaint."""
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return type(error).__name__
+    return f"{type(error).__name__}: {lines[-1] if lines[0].endswith(':') else lines[0]}"
 
 
 def cast_arguments(arguments: Iterable[Any], dtype: torch.dtype, device: torch.device | str) -> tuple[Any, ...]:
@@ -225,11 +292,14 @@ def compare(
     return None
 
 
-def _override(text: str) -> tuple[str, str]:
+def _override(text: str, device: str) -> tuple[str, str]:
     name, _, impl = text.partition("=")
     if name not in OPS:
         raise ConfigError(f"--kernel {text}: no op {name!r}; there are {', '.join(sorted(OPS))}")
-    names = [candidate.name for candidate in OPS[name].candidates()]
-    if impl not in names:
-        raise ConfigError(f"--kernel {text}: {name} has no implementation {impl!r} here; there are {', '.join(names)}")
+    impls = list(OPS[name].candidates())
+    if impl not in [each.name for each in impls]:
+        usable = ", ".join(each.name for each in impls if device in each.devices)
+        raise ConfigError(
+            f"--kernel {text}: {name} has no implementation {impl!r} here; on {device} there are {usable}"
+        )
     return name, impl

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from samovar.errors import ConfigError
-from samovar.kernels.op import OPS, Kernels, Op, Target, compare, load_ops
+from samovar.kernels.op import OPS, Impl, Kernels, Op, Target, compare, load_ops
 
 load_ops()
 PAIRS = [(op, impl) for op in OPS.values() for impl in op.impls.values()]
@@ -90,7 +90,7 @@ def test_overrides_choose_or_are_refused_in_words() -> None:
     assert not chosen.routes["rms_norm"].is_fallback
     with pytest.raises(ConfigError, match="no op 'rms'; there are add_rms_norm"):
         Kernels(CPU, "cpu", ["rms=reference"])
-    with pytest.raises(ConfigError, match="no implementation 'cutlass' here; there are torch_fused, reference"):
+    with pytest.raises(ConfigError, match="no implementation 'cutlass' here; on cpu there are torch_fused, reference$"):
         Kernels(CPU, "cpu", ["rms_norm=cutlass"])
     with pytest.raises(ConfigError, match="rms_norm=torch_fused cannot be used here: needs cpu"):
         Kernels(Target("cuda", "sm_90", torch.float32), "cpu", ["rms_norm=torch_fused"]).use(OPS["rms_norm"])
@@ -112,3 +112,40 @@ def test_a_result_of_another_type_or_written_argument_is_a_difference() -> None:
     )
     example = next(iter(OPS["write_kv"].make_examples()))  # type: ignore[misc]
     assert compare(OPS["write_kv"], lambda *a: None, example, torch.float32, "cpu") is not None
+
+
+def test_on_a_gpu_choices_are_verified_later() -> None:
+    """Choosing runs nothing; `verify` names what differs or fails; `refuse` makes the next choice, visibly."""
+    op = scale_op()
+    op.impls = {name: Impl(name, impl.function, ("cuda",), impl.accepts) for name, impl in op.impls.items()}
+    kernels = Kernels(Target("cuda", "sm_90", torch.float32), "cpu")
+    assert float(kernels.use(op)(torch.ones(1))) == 2.5
+    (refusal,) = kernels.verify()
+    assert (refusal.op, refusal.impl) == ("double", "wrong") and "largest error 0.5" in refusal.reason
+    kernels.refuse(refusal.op, refusal.impl, refusal.reason)
+    assert float(kernels.use(op)(torch.ones(1))) == 2.0 and kernels.verify() == []
+    assert "wrong: differs" in str(kernels.routes["double"]) and not kernels.routes["double"].is_fallback
+
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("at 7:\n  ...\nno such instruction")
+
+    op.impls["right"] = Impl("right", fails, ("cuda",), lambda target: None)
+    kernels = Kernels(Target("cuda", "sm_90", torch.float32), "cpu", [])
+    kernels.refuse("double", "wrong", "known to differ")
+    kernels.use(op)
+    (refusal,) = kernels.verify()
+    assert refusal.reason == "does not run: RuntimeError: no such instruction"
+    kernels.refuse(refusal.op, refusal.impl, refusal.reason)
+    kernels.use(op)
+    assert kernels.routes["double"].is_fallback and kernels.chosen() == []
+
+
+def test_determinism_is_a_fact_of_the_target() -> None:
+    """What an implementation accepts may depend on it."""
+    op = scale_op()
+    op.impl("right", devices=("cpu",), accepts=lambda target: None if target.deterministic else "slow")(lambda x: x * 2)
+    del op.impls["wrong"]
+    plain, fixed = Kernels(CPU, "cpu"), Kernels(Target("cpu", "", torch.float32, deterministic=True), "cpu")
+    plain.use(op)
+    fixed.use(op)
+    assert plain.routes["double"].chosen == "reference" and fixed.routes["double"].chosen == "right"

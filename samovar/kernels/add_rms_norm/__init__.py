@@ -10,7 +10,7 @@ import torch
 from samovar.kernels.op import op
 
 
-@op(prefer=("torch_fused",))
+@op(prefer=("triton", "torch_fused"))
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,7 +11,7 @@ from torch.nn.functional import gelu
 from samovar.kernels.op import op
 
 
-@op(plain_is_best=("cpu",))
+@op(prefer=("triton",), plain_is_best=("cpu",))
 def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """gelu(gate) * up, with the tanh approximation of gelu, for gate_up [tokens, 2 * hidden] holding gate then up -> [tokens, hidden]."""
     gate, up = gate_up.chunk(2, dim=-1)

@@ -10,7 +10,7 @@ import torch
 from samovar.kernels.op import op
 
 
-@op(prefer=("torch_fused",))
+@op(prefer=("triton", "torch_fused"))
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x / rms(x) * weight, over the last axis, computed in float32; result in x's dtype.
 

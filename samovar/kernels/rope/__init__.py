@@ -10,7 +10,7 @@ import torch
 from samovar.kernels.op import op
 
 
-@op(prefer=("torch_roll",))
+@op(prefer=("triton", "torch_roll"))
 def rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate the first `rotary_dim` features of every head; the rest pass through.
 

@@ -10,25 +10,32 @@ import torch
 from samovar.kernels.op import op
 
 
-@op(mutates=("key_cache", "value_cache"), plain_is_best=("cpu",))
+@op(prefer=("triton", "torch_rows"), mutates=("key_cache", "value_cache"))
 def write_kv(
     k: torch.Tensor, v: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, slot_mapping: torch.Tensor
 ) -> None:
-    """cache[slot] = row for every row, converted to the cache's dtype.
+    """cache[slot // block_size, slot % block_size] = row for every row, converted to the cache's dtype.
 
-    k, v [tokens, kv_heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim]; slot_mapping [tokens]
-    int64, block id * block_size + offset, no slot twice.
+    k, v [tokens, kv_heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim] in any memory order;
+    slot_mapping [tokens] int64, block id * block_size + offset, no slot twice. A row with a negative slot is skipped.
     """
-    key_cache.flatten(0, 1)[slot_mapping] = k.to(key_cache.dtype)
-    value_cache.flatten(0, 1)[slot_mapping] = v.to(value_cache.dtype)
+    kept = slot_mapping >= 0
+    slots, block_size = slot_mapping[kept], key_cache.shape[1]
+    at = (slots // block_size, slots % block_size)
+    key_cache[at] = k[kept].to(key_cache.dtype)
+    value_cache[at] = v[kept].to(value_cache.dtype)
 
 
 @write_kv.examples
 def _examples() -> Iterator[tuple[Any, ...]]:
-    for tokens, heads, dim in ((3, 2, 16), (1, 3, 64), (40, 1, 8)):
+    for tokens, heads, dim, skipped in ((3, 2, 16, 1), (1, 3, 64, 0), (40, 1, 8, 7), (0, 2, 16, 0)):
         k, v = torch.randn(2, tokens, heads, dim)
         keys, values = torch.randn(2, 12, 4, heads, dim)
-        yield k, v, keys, values, torch.randperm(48)[:tokens]
+        slots = torch.randperm(48)[:tokens]
+        slots[torch.randperm(tokens)[:skipped]] = -1
+        yield k, v, keys, values, slots
+    head_major = torch.randn(2, 5, 3, 4, 8).transpose(2, 3)
+    yield *torch.randn(2, 6, 3, 8), *head_major, torch.tensor([19, -1, 0, 4, -1, 3])
 
 
 write_kv.tolerance[torch.float32] = (0.0, 0.0)
