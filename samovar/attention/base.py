@@ -6,7 +6,7 @@ with other `new_tokens`; a backend that treats them apart splits them inside `pl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +26,22 @@ class AttentionSpec:
     has_sinks: bool = False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SpanTensors:
+    """`Spans` on the device, all int32, for kernels that read it there.
+
+    `first_rows` [num_seqs + 1]: sequence i has the rows first_rows[i] to first_rows[i + 1]; `totals` [num_seqs]:
+    total_tokens; `table_rows` [num_seqs]: the row of `tables` [rows, width] that holds sequence i's block ids. In a
+    captured graph only these tensors change from step to step; a padding sequence has total 0 and writes and reads
+    nothing.
+    """
+
+    first_rows: torch.Tensor
+    totals: torch.Tensor
+    table_rows: torch.Tensor
+    tables: torch.Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Spans:
     """The sequences of one step, in the order of their rows.
@@ -39,6 +55,7 @@ class Spans:
     new_tokens: Sequence[int]
     total_tokens: Sequence[int]
     block_tables: torch.Tensor
+    tensors: SpanTensors | None = None
 
 
 class AttentionPlan(Protocol):
@@ -61,6 +78,13 @@ class AttentionBackend(Protocol):
     """A way to attend over a paged cache. Instances hold no per-step state; the plan does."""
 
     name: str
+    captures: bool
+    """Plans of decode steps may be captured in a device graph: they depend on `Spans.tensors` and `launch_shape` only."""
+
+    def launch_shape(self, spans: Spans) -> Hashable:
+        """What else the launches of a decode step depend on (how often keys are split, for instance): decode steps of
+        equally many sequences and equal launch shape can share one captured graph."""
+        ...
 
     def accepts(self, spec: AttentionSpec, facts: DeviceFacts) -> str | None:
         """None if this backend serves `spec` on this device, otherwise the reason why not, in words."""

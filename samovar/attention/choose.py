@@ -6,13 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from samovar.attention.base import AttentionBackend, AttentionPlan, AttentionSpec, Spans
+from samovar.attention.cudnn import CudnnAttention
 from samovar.attention.reference import ReferenceAttention
 from samovar.attention.torch_sdpa import TorchSdpaAttention
+from samovar.attention.triton import TritonAttention
 from samovar.config.groups import DeviceConfig
 from samovar.core.device_facts import DeviceFacts
 from samovar.errors import ConfigError
 
-CANDIDATES: tuple[type[AttentionBackend], ...] = (TorchSdpaAttention, ReferenceAttention)
+CANDIDATES: tuple[type[AttentionBackend], ...] = (
+    CudnnAttention,
+    TritonAttention,
+    TorchSdpaAttention,
+    ReferenceAttention,
+)
 """In order of preference."""
 
 
@@ -38,6 +45,9 @@ def choose(specs: Sequence[AttentionSpec], facts: DeviceFacts, config: DeviceCon
     Raises `ConfigError` if the named backend is unknown or refuses a layer.
     """
     wanted, candidates = config.attention_backend, [candidate() for candidate in CANDIDATES]
+    for candidate in candidates:
+        if isinstance(candidate, TritonAttention):
+            candidate.is_deterministic = config.deterministic
     if wanted != "auto":
         candidates = [candidate for candidate in candidates if candidate.name == wanted]
         if not candidates:
@@ -54,6 +64,11 @@ def choose(specs: Sequence[AttentionSpec], facts: DeviceFacts, config: DeviceCon
         )
         if not accepting:
             raise ConfigError(f"no attention backend serves {_words(spec)}: {said}; use --attention-backend auto")
+        if config.deterministic and not isinstance(accepting[0], TritonAttention):
+            raise ConfigError(
+                f"--deterministic: attention through {accepting[0].name} depends on the batch; use "
+                f"--attention-backend triton (it needs Triton)"
+            )
         chosen[spec] = accepting[0]
         lines.append(f"attention {_words(spec)}: {said}")
     backends = tuple(dict.fromkeys(chosen.values()))

@@ -14,6 +14,10 @@ class ReferenceAttention:
     """One sequence at a time, in float32, every feature."""
 
     name = "reference"
+    captures = False
+
+    def launch_shape(self, spans: Spans) -> None:
+        """Nothing: it is never captured."""
 
     def accepts(self, spec: AttentionSpec, facts: DeviceFacts) -> str | None:
         """Everything, everywhere."""

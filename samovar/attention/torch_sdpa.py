@@ -111,6 +111,10 @@ class TorchSdpaAttention:
     """See the module."""
 
     name = "torch_sdpa"
+    captures = False
+
+    def launch_shape(self, spans: Spans) -> None:
+        """Nothing: it is never captured."""
 
     def accepts(self, spec: AttentionSpec, facts: DeviceFacts) -> str | None:
         """CPUs; soft caps and sinks take a slower path that keeps the scores in memory."""

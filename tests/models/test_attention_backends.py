@@ -8,16 +8,18 @@ import pytest
 import torch
 
 from samovar.attention.base import AttentionBackend, AttentionCall, AttentionSpec, Spans
-from samovar.attention.choose import CANDIDATES, choose
+from samovar.attention.choose import choose
 from samovar.attention.reference import ReferenceAttention
-from samovar.attention.torch_sdpa import GATHERED_TOKENS, TILE, batches_of_similar_length, tile_mask
+from samovar.attention.torch_sdpa import GATHERED_TOKENS, TILE, TorchSdpaAttention, batches_of_similar_length, tile_mask
+from samovar.attention.triton import TritonAttention
 from samovar.config.groups import DeviceConfig
 from samovar.core.cache_spec import CacheSpec
 from samovar.core.device_facts import DeviceFacts
 from samovar.errors import ConfigError
 
 CPU = DeviceFacts(kind="cpu", name="cpu", architecture="", total_bytes=1, available_bytes=1, num_threads=1)
-OTHERS = [candidate for candidate in CANDIDATES if candidate is not ReferenceAttention]
+OTHERS = [TorchSdpaAttention]
+"""The backends for CPUs; those for GPUs have tests of their own."""
 
 
 def random_step(
@@ -139,17 +141,38 @@ def test_choice_is_made_per_kind_and_says_why() -> None:
     route = choose([spec(), spec(8), spec()], CPU, DeviceConfig())
     assert [backend.name for backend in route.backends] == ["torch_sdpa"] and route.groups == (0, 0, 0)
     assert route.lines == (
-        "attention full, 4/2 heads of 16: torch_sdpa: chosen · reference: accepts",
-        "attention window 8, 4/2 heads of 16: torch_sdpa: chosen · reference: accepts",
+        "attention full, 4/2 heads of 16: cudnn: for CUDA GPUs · triton: for CUDA GPUs · torch_sdpa: chosen · reference: accepts",
+        "attention window 8, 4/2 heads of 16: cudnn: for CUDA GPUs · triton: for CUDA GPUs · torch_sdpa: chosen · reference: accepts",
     )
     named = choose([spec(softcap=5.0)], CPU, DeviceConfig(attention_backend="reference"))
     assert named.backends[0].name == "reference"
 
 
 def test_an_unusable_choice_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="no such backend; there are auto, torch_sdpa, reference"):
+    with pytest.raises(ConfigError, match="no such backend; there are auto, cudnn, triton, torch_sdpa, reference"):
         choose([spec()], CPU, DeviceConfig(attention_backend="flash"))
     gpu = DeviceFacts(kind="cuda", name="", architecture="sm_90", total_bytes=1, available_bytes=1, num_threads=1)
     with pytest.raises(ConfigError, match="torch_sdpa: made for CPUs; use --attention-backend auto"):
         choose([spec()], gpu, DeviceConfig(attention_backend="torch_sdpa"))
-    assert "torch_sdpa: made for CPUs · reference: chosen" in choose([spec()], gpu, DeviceConfig()).lines[0]
+
+
+def test_gpus_take_the_best_or_what_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN where it can be, which is for plain layers in 16 bits; else Triton."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    gpu = DeviceFacts(kind="cuda", name="", architecture="sm_90", total_bytes=1, available_bytes=1, num_threads=1)
+    route = choose([spec()], gpu, DeviceConfig(deterministic=True))
+    (backend,) = route.backends
+    assert "triton: chosen · torch_sdpa: made for CPUs" in route.lines[0]
+    assert isinstance(backend, TritonAttention) and backend.is_deterministic
+    half = AttentionSpec(CacheSpec("full", 2, 64, 2), 4)
+    route = choose([half, spec(8), half], gpu, DeviceConfig())
+    assert [backend.name for backend in route.backends] == ["cudnn", "triton"] and route.groups == (0, 1, 0)
+    assert all(backend.captures for backend in route.backends)
+    for refused in (spec(), AttentionSpec(CacheSpec("sliding", 2, 64, 2, 8), 4)):
+        with pytest.raises(ConfigError, match="no attention backend serves"):
+            choose([refused], gpu, DeviceConfig(attention_backend="cudnn"))
+    with pytest.raises(ConfigError, match="not deterministic"):
+        choose([half], gpu, DeviceConfig(attention_backend="cudnn", deterministic=True))
+    odd = AttentionSpec(CacheSpec("full", 2, 20, 2), 4)
+    assert "triton: head dim 20 is not a multiple of 8" in choose([odd], gpu, DeviceConfig()).lines[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 
+import pytest
 import torch
 
 from samovar.cache.kv_cache import KVCache
@@ -18,9 +19,10 @@ def test_shapes_and_bytes_follow_the_specs() -> None:
     assert cache.nbytes == 5 * 4 * (2 * 2 * 8 * 2 + 2 * 16 * 2)
 
 
-def test_copies_read_every_source_first() -> None:
+@pytest.mark.parametrize("is_head_major", [False, True])
+def test_copies_read_every_source_first(is_head_major: bool) -> None:
     """A chain (0 -> 1, 1 -> 2) moves both: the second copy must not see the first one's result."""
-    cache = KVCache(SPECS, 4, 2, torch.float32)
+    cache = KVCache(SPECS, 4, 2, torch.float32, is_head_major=is_head_major)
     for layer in cache.layers:
         for tensor in layer:
             tensor.copy_(torch.randn(tensor.shape))
@@ -30,6 +32,14 @@ def test_copies_read_every_source_first() -> None:
     for layer, old in zip(cache.layers, before, strict=True):
         for tensor, was in zip(layer, old, strict=True):
             assert torch.equal(tensor, was[[0, 0, 1, 3]])
+
+
+def test_only_strides_tell_the_layouts_apart() -> None:
+    """GPUs keep a block's tokens of one head together, CPUs a token's heads; shapes and sizes are the same."""
+    plain, gpu = KVCache(SPECS, 5, 4, torch.float16), KVCache(SPECS, 5, 4, torch.float16, "meta", is_head_major=True)
+    assert gpu.nbytes == plain.nbytes
+    for (keys, _), (gpu_keys, _) in zip(plain.layers, gpu.layers, strict=True):
+        assert gpu_keys.shape == keys.shape and keys.is_contiguous() and gpu_keys.transpose(1, 2).is_contiguous()
 
 
 def test_untouched_blocks_take_no_memory() -> None:

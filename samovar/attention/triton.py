@@ -1,0 +1,377 @@
+"""Paged attention on NVIDIA GPUs through Triton: decoding sequences first, then everything else, two launches at most.
+
+This module is imported on every machine; the kernels, which import Triton, only where they run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+
+from samovar.attention.base import AttentionCall, AttentionPlan, AttentionSpec, Spans, SpanTensors
+from samovar.core.device_facts import DeviceFacts
+from samovar.hardware.memory import SPLIT_PARTS
+from samovar.kernels import overlap
+from samovar.kernels.triton_launch import launch
+
+SPLITS = (1, 2, 4, 8, 16, 32)
+"""In how many parts the keys of one decoding sequence may be read."""
+MAX_PARTS = SPLIT_PARTS
+"""Most parts (sequences x heads of keys x splits) of a step that is split: bounds the workspace, as planned."""
+MIN_PART = 64
+"""Keys that a part should have at least: below it starting and joining cost more than reading."""
+LONG_KEYS = 2048
+"""Keys from which on a sequence counts as long: larger tiles, and more parts than `SHORT_SPLITS`."""
+SHORT_SPLITS = 16
+"""Most parts of a step whose sequences are not much longer than `LONG_KEYS`: joining more takes longer than it saves."""
+PROCESSORS = {"sm_80": 108, "sm_86": 84, "sm_89": 128, "sm_90": 132, "sm_100": 148, "sm_120": 170, "sm_121": 48}
+"""Multiprocessors of the largest usual GPU of an architecture."""
+SCALAR = ("sm_60", "sm_61", "sm_70", "sm_72")
+"""Architectures whose tensor cores, if any, Triton does not use."""
+SMALL = ("sm_75", "sm_86", "sm_89", "sm_120", "sm_121")
+"""Architectures whose shared memory does not hold the long tiles of large heads."""
+PROGRAMS_PER_PROCESSOR = 2
+"""Decode programs that one multiprocessor needs at once to read as fast as it can."""
+PROGRAMS_AT_ONCE = 5
+"""Decode programs with small tiles that one multiprocessor holds at once."""
+AHEAD_BYTES = 32 << 10
+"""Keys and values that each of a few programs asks for before the kernel ahead has ended; each of many, half as many."""
+SCALAR_TILE, SHORT_TILE, LONG_TILE = 16, 64, 128
+"""Rows of a tile without tensor cores; for few new tokens; for many."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig:
+    """Keys of a tile, warps of a program, tiles under way at once, and rows of a tile (in decode a group's)."""
+
+    keys: int
+    warps: int
+    stages: int
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TritonPlan:
+    """One step: sequences 0 .. num_decodes have one new token each, the longest `longest_total` tokens in all; the rest,
+    `num_rows` rows, any number of new ones, up to `longest`.
+
+    `is_exact`: one shape of tiles for every step, one path through the kernel; `is_scalar`: no tensor cores to use;
+    `is_small`: little shared memory; `processors`: multiprocessors of the GPU.
+    `splits` holds what was decided for each (heads of keys, window).
+    """
+
+    spans: Spans
+    tensors: SpanTensors
+    num_decodes: int
+    longest_total: int
+    num_rows: int
+    longest: int
+    counters: torch.Tensor
+    is_exact: bool
+    is_scalar: bool
+    is_small: bool
+    processors: int
+    splits: dict[tuple[int, int | None], int] = field(default_factory=dict)
+
+
+class TritonAttention:
+    """See the module. `is_deterministic`: a row's result depends on nothing but its own sequence.
+
+    Not for two streams at once: programs of a split step meet at counters that belong to the backend.
+    """
+
+    name = "triton"
+    captures = True
+
+    def __init__(self) -> None:
+        self.is_deterministic = False
+        self._kinds: dict[tuple[int, int | None], None] = {}
+        self._architecture = "sm_90"
+        self._counters: dict[torch.device, torch.Tensor] = {}
+
+    def accepts(self, spec: AttentionSpec, facts: DeviceFacts) -> str | None:
+        """CUDA with Triton; every feature."""
+        if facts.kind != "cuda":
+            return "for CUDA GPUs"
+        if importlib.util.find_spec("triton") is None:
+            return "Triton is not installed"
+        if spec.cache.head_dim % 8 or spec.cache.head_dim > 256:
+            return f"head dim {spec.cache.head_dim} is not a multiple of 8 up to 256"
+        if spec.cache.bytes_per_element not in (2, 4):
+            return "16-bit and float32 caches only"
+        self._kinds[spec.cache.num_kv_heads, spec.cache.window] = None
+        self._architecture = facts.architecture
+        return None
+
+    def launch_shape(self, spans: Spans) -> tuple[tuple[int, bool], ...]:
+        """For each kind of layer accepted, the number of splits, and whether sequences are long."""
+        totals, longest = spans.total_tokens, max(spans.total_tokens, default=0)
+        return tuple((self.splits(totals, *kind), is_long(longest, kind[1])) for kind in self._kinds)
+
+    def splits(self, totals: Sequence[int], kv_heads: int, window: int | None) -> int:
+        """How many parts each sequence is read in, so that no program reads much more than its share of all keys."""
+        if self.is_deterministic or not totals:
+            return 1
+        longest, keys = max(totals), sum(totals)
+        if window is not None:
+            longest, keys = min(longest, window), min(keys, len(totals) * window)
+        fair = max(MIN_PART, keys * kv_heads * 5 // (self._processors * PROGRAMS_PER_PROCESSOR * 4))
+        most = SHORT_SPLITS if longest <= 2 * LONG_KEYS else SPLITS[-1]
+        for splits in SPLITS:
+            if splits == most or 2 * splits * len(totals) * kv_heads > MAX_PARTS or longest <= fair * splits:
+                return splits
+        return SPLITS[-1]
+
+    @property
+    def _processors(self) -> int:
+        return PROCESSORS.get(self._architecture, PROCESSORS["sm_90"])
+
+    def plan(self, spans: Spans) -> TritonPlan:
+        """Counts on the host only; on the device everything is read from `spans.tensors`."""
+        num_decodes = 0
+        if not self.is_deterministic:
+            while num_decodes < len(spans.new_tokens) and spans.new_tokens[num_decodes] == 1:
+                num_decodes += 1
+        rest = spans.new_tokens[num_decodes:]
+        tensors = spans.tensors or span_tensors(spans)
+        device = tensors.totals.device
+        if device not in self._counters:
+            # Kept for good: captured graphs know its address, and every step leaves it zeroed.
+            self._counters[device] = torch.zeros(MAX_PARTS, dtype=torch.int32, device=device)
+        return TritonPlan(
+            spans=spans,
+            tensors=tensors,
+            num_decodes=num_decodes,
+            longest_total=max(spans.total_tokens[:num_decodes], default=0),
+            num_rows=sum(rest),
+            longest=max(rest, default=0),
+            counters=self._counters[device],
+            is_exact=self.is_deterministic,
+            is_scalar=self._architecture in SCALAR,
+            is_small=self._architecture in SMALL,
+            processors=self._processors,
+        )
+
+    def run(
+        self,
+        q: torch.Tensor,
+        cache: tuple[torch.Tensor, torch.Tensor],
+        plan: AttentionPlan,
+        call: AttentionCall,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.run`. `q` must be contiguous."""
+        step, out = cast(TritonPlan, plan), torch.empty_like(q)
+        if step.num_decodes:
+            kind = (cache[0].shape[2], call.window)
+            if kind not in step.splits:
+                step.splits[kind] = self.splits(step.spans.total_tokens[: step.num_decodes], *kind)
+            decode(out, q, cache, step, call, sinks, step.splits[kind])
+        if step.num_rows:
+            self.prefill(out, q, cache, step, call, sinks)
+        return out
+
+    def prefill(
+        self,
+        out: torch.Tensor,
+        q: torch.Tensor,
+        cache: tuple[torch.Tensor, torch.Tensor],
+        plan: TritonPlan,
+        call: AttentionCall,
+        sinks: torch.Tensor | None,
+    ) -> None:
+        """All sequences after the decoding ones."""
+        part = (plan.num_decodes, len(plan.spans.new_tokens))
+        prefill(out, q, cache, plan, call, sinks, part)
+
+    def warm_examples(
+        self, spec: AttentionSpec, dtypes: tuple[torch.dtype, torch.dtype], block_size: int, scale: float
+    ) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor], Spans, AttentionCall, torch.Tensor | None]]:
+        """(q, cache, spans, call, sinks) on "meta": `plan` and `run` of all of them name every kernel of a layer.
+
+        `dtypes` are those of q and of the cache.
+        """
+        kv_heads, dim, group = spec.cache.num_kv_heads, spec.cache.head_dim, spec.num_heads // spec.cache.num_kv_heads
+        call = AttentionCall(scale, spec.cache.window, spec.softcap)
+        sinks = torch.empty(spec.num_heads, device="meta") if spec.has_sinks else None
+        keys, values = (
+            torch.empty((4, kv_heads, block_size, dim), dtype=dtypes[1], device="meta").transpose(1, 2) for _ in "kv"
+        )
+        some, many = (n * self._processors // kv_heads + 1 for n in (PROGRAMS_PER_PROCESSOR, PROGRAMS_AT_ONCE))
+        # Decode: few, some and many sequences, long ones, a short and a long one in parts. Then a short and a long chunk.
+        decodes = [(1, 1), (some, 1), (many, 1), (many, LONG_KEYS + 1), (1, 2 * MIN_PART), (1, LONG_KEYS + 1)]
+        chunks = [(max(2, SHORT_TILE // group), SHORT_TILE), (2 * LONG_TILE, 2 * LONG_TILE)]
+        for count, new, total in [(count, 1, total) for count, total in decodes] + [(1, *chunk) for chunk in chunks]:
+            queries = meta_rows(count * new, spec.num_heads, dim, dtypes[0])
+            yield queries, (keys, values), meta_spans(new, total, count), call, sinks
+
+
+def meta_rows(rows: int, heads: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
+    """Queries without memory."""
+    return torch.empty((rows, heads, dim), dtype=dtype, device="meta")
+
+
+def meta_spans(new: int, total: int, count: int = 1) -> Spans:
+    """`count` equal sequences, without memory."""
+    tables = torch.empty((count, 64), dtype=torch.int32, device="meta")
+    sizes = (count + 1, count, count)
+    first_rows, totals, rows = (torch.empty(size, dtype=torch.int32, device="meta") for size in sizes)
+    return Spans([new] * count, [total] * count, tables, SpanTensors(first_rows, totals, rows, tables))
+
+
+def span_tensors(spans: Spans) -> SpanTensors:
+    """`Spans.tensors` made from the rest of `spans`, where the caller has none."""
+    device, rows = spans.block_tables.device, [0]
+    for new in spans.new_tokens:
+        rows.append(rows[-1] + new)
+    first_rows, totals = (torch.tensor(x, dtype=torch.int32, device=device) for x in (rows, list(spans.total_tokens)))
+    table_rows = torch.arange(len(totals), dtype=torch.int32, device=device)
+    return SpanTensors(first_rows, totals, table_rows, spans.block_tables.to(torch.int32).contiguous())
+
+
+def is_long(total: int, window: int | None) -> bool:
+    """Whether decoding reads more than `LONG_KEYS` keys of a sequence of `total` tokens."""
+    return total > LONG_KEYS and (window is None or window > LONG_KEYS)
+
+
+def decode_tiles(dim: int, is_scalar: bool, splits: int, has_long: bool) -> TileConfig:
+    """For a head dim and a launch shape; `is_scalar`: multiplied without tensor cores. Measured on an H200: small tiles
+    start sooner, long sequences gain from more bytes under way."""
+    if is_scalar:
+        return TileConfig(32, 4, 2)
+    if dim > 128:
+        return TileConfig(32, 4, 3)
+    if not has_long:
+        return TileConfig(32, 2, 3)
+    return TileConfig(64, 4, 3) if splits > 1 else TileConfig(32, 4, 4)
+
+
+def decode_overlap(key_bytes: int, programs: int, splits: int, has_long: bool, processors: int) -> dict[str, Any]:
+    """How a decode launch of `programs` programs overlaps with its neighbours; `key_bytes`: one key and its value.
+
+    Few programs, as all that share sequences are, let the next kernel come at once: its programs fetch weights meanwhile.
+    More than fit at once would ask for keys that others, which started before them, are to read.
+    """
+    options = overlap.launch_options()
+    is_roomy = splits > 1 or (programs <= PROGRAMS_PER_PROCESSOR * processors and not has_long)
+    size = AHEAD_BYTES if is_roomy else AHEAD_BYTES // 2 if programs <= PROGRAMS_AT_ONCE * processors else 0
+    if not options["OVERLAP"] or (has_long and not is_roomy):
+        is_roomy, size = False, 0
+    return {**options, "IS_ROOMY": is_roomy, "AHEAD": 1 << (size // key_bytes).bit_length() >> 1}
+
+
+def prefill_tiles(dim: int, group: int, plan: TritonPlan, is_scalar: bool) -> TileConfig:
+    """For a head dim, the query heads that share keys, and what the step is like."""
+    if is_scalar:
+        return TileConfig(32, 4, 1, max(SCALAR_TILE, padded(group)))
+    is_short = plan.is_exact or plan.longest * group <= SHORT_TILE or (plan.is_small and dim > 128)
+    rows = max(SHORT_TILE if is_short else LONG_TILE, padded(group))
+    if rows <= SHORT_TILE:
+        return TileConfig(64 if dim <= 128 else 32, 4, 2, rows)
+    return TileConfig(64, 8, 2 if plan.is_small else 3, rows) if dim <= 128 else TileConfig(32, 8, 2, rows)
+
+
+def layout(q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], call: AttentionCall) -> dict[str, Any]:
+    """The constants that every kernel takes. Raises `ValueError` for caches that are not laid out alike."""
+    import triton.language as tl
+
+    keys, values = cache
+    if keys.stride() != values.stride() or keys.stride(3) != 1 or not q.is_contiguous():
+        raise ValueError("keys and values must be laid out alike, and q contiguous")
+    compute = tl.float32 if is_wide(q, cache) else tl.bfloat16 if q.dtype == torch.bfloat16 else tl.float16
+    dim = keys.shape[3]
+    return {
+        "KV_HEADS": keys.shape[2],
+        "GROUP": q.shape[1] // keys.shape[2],
+        "HEAD_DIM": dim,
+        "PAGE": keys.shape[1],
+        "BLOCK_STRIDE": keys.stride(0),
+        "TOKEN_STRIDE": keys.stride(1),
+        "HEAD_STRIDE": keys.stride(2),
+        "WINDOW": call.window or 0,
+        "SOFTCAP": float(call.softcap or 0),
+        "DIM": padded(dim),
+        "COMPUTE": compute,
+    }
+
+
+def is_wide(q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    """Whether tiles are multiplied in float32: in 16 bits only if q and cache are of one dtype."""
+    return q.dtype != cache[0].dtype or q.itemsize == 4
+
+
+def padded(size: int) -> int:
+    """The next power of two, at least 16: what tensor cores and ranges want."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def decode(
+    out: torch.Tensor,
+    q: torch.Tensor,
+    cache: tuple[torch.Tensor, torch.Tensor],
+    plan: TritonPlan,
+    call: AttentionCall,
+    sinks: torch.Tensor | None,
+    splits: int,
+    tiles: TileConfig | None = None,
+) -> None:
+    """The first `plan.num_decodes` rows of `q`, into those of `out`."""
+    from samovar.attention.triton_decode import decode_attention
+
+    options, on_device, seqs = layout(q, cache, call), plan.tensors, plan.num_decodes
+    kv_heads, group, dim = options["KV_HEADS"], options["GROUP"], options["HEAD_DIM"]
+    has_long = is_long(plan.longest_total, call.window)
+    tiles = tiles or decode_tiles(dim, plan.is_scalar or is_wide(q, cache), splits, has_long)
+    key_bytes, programs = 2 * dim * cache[0].itemsize, kv_heads * seqs * splits
+    parts = seqs * kv_heads * splits * group if splits > 1 else 0
+    partial = torch.empty((parts, dim), dtype=torch.float32, device=q.device)
+    norms = torch.empty((parts, 2), dtype=torch.float32, device=q.device)
+    tensors = (sinks, on_device.totals, on_device.table_rows, on_device.tables, partial, norms, plan.counters)
+    launch(
+        decode_attention,
+        (kv_heads, seqs, splits),
+        *(out, q, *cache, *tensors, splits, on_device.tables.stride(0), call.scale),
+        **options,
+        **decode_overlap(key_bytes, programs, splits, has_long, plan.processors),
+        MOST_SPLITS=1 if splits == 1 else SPLITS[-1] if has_long or splits > SHORT_SPLITS else SHORT_SPLITS,
+        ROWS=padded(group),
+        BLOCK_N=tiles.keys,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+
+
+def prefill(
+    out: torch.Tensor,
+    q: torch.Tensor,
+    cache: tuple[torch.Tensor, torch.Tensor],
+    plan: TritonPlan,
+    call: AttentionCall,
+    sinks: torch.Tensor | None,
+    part: tuple[int, int],
+    tiles: TileConfig | None = None,
+) -> None:
+    """The rows of sequences part[0] .. part[1], whatever their number, into those of `out`; `tiles` are chosen unless
+    given."""
+    from samovar.attention.triton_prefill import prefill_attention
+
+    options, on_device, (first, stop) = layout(q, cache, call), plan.tensors, part
+    group = options["GROUP"]
+    tiles = tiles or prefill_tiles(options["HEAD_DIM"], group, plan, plan.is_scalar or is_wide(q, cache))
+    num_rows = sum(plan.spans.new_tokens[first:stop])
+    tensors = (sinks, on_device.first_rows, on_device.totals, on_device.table_rows, on_device.tables)
+    launch(
+        prefill_attention,
+        (options["KV_HEADS"], num_rows // (tiles.rows // group) + stop - first),
+        *(out, q, *cache, *tensors, on_device.tables.stride(0), first, stop, call.scale),
+        **options,
+        EXACT=plan.is_exact,
+        BLOCK_M=tiles.rows,
+        BLOCK_N=tiles.keys,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
