@@ -5,7 +5,7 @@ from samovar.layers.batch import ForwardBatch
 from samovar.layers.embedding import Embedding, LMHead
 from samovar.layers.layer import Layer, Placement, Source, bind
 from samovar.layers.linear import ColumnLinear, Linear, QKVLinear, RowLinear
-from samovar.layers.mlp import GatedMLP
+from samovar.layers.mlp import GatedActivation, GatedMLP
 from samovar.layers.norm import AddRMSNorm, HeadsRMSNorm, RMSNorm
 from samovar.layers.rope import Rope, RopeParameters
 
@@ -15,6 +15,7 @@ __all__ = [
     "ColumnLinear",
     "Embedding",
     "ForwardBatch",
+    "GatedActivation",
     "GatedMLP",
     "HeadsRMSNorm",
     "LMHead",

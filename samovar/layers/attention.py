@@ -71,7 +71,15 @@ class Attention(Layer):
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """q, k, v [tokens, heads, head_dim] of this rank -> [tokens, heads * head_dim]."""
+        self.write(k, v, batch)
+        return self.attend(q, batch)
+
+    def write(self, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
+        """k, v [tokens, heads, head_dim] into the cache."""
         self.write_kv(k, v, *self.cache, batch.slot_mapping)
+
+    def attend(self, q: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """q [tokens, heads, head_dim] over the cache, the step's keys and values included -> [tokens, heads * head_dim]."""
         return self.backend.run(q, self.cache, batch.plans[self.group], self.call, self.sinks).flatten(1)
 
 

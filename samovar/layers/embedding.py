@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import embedding
 
-from samovar.kernels.linear import linear
+from samovar.kernels.logits import logits
 from samovar.layers.layer import Layer, Placement, Source
 
 
@@ -51,7 +51,7 @@ class LMHead(Layer):
 
     def bind(self, place: Placement) -> None:
         """Allocate this rank's rows, unless they are the embedding's."""
-        self.tp, self.linear = place.tp, place.kernels.use(linear)
+        self.tp, self.logits = place.tp, place.kernels.use(logits)
         (tied,) = self.tied
         rows = place.tp.share(self.vocab_size, "the vocabulary size")
         self.weight = place.empty(rows, self.dim) if tied is None else tied.weight
@@ -70,5 +70,5 @@ class LMHead(Layer):
         return set() if self.tied[0] is None else {self.stored(f"{self.path}.weight")}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [rows, dim] -> [rows, vocabulary] in x's dtype."""
-        return self.tp.all_gather(self.linear(x, self.weight))
+        """x [rows, dim] -> float32 [rows, vocabulary]."""
+        return self.tp.all_gather(self.logits(x, self.weight))

@@ -96,9 +96,18 @@ class Linear(Layer):
         self.weights = self.quant.after_load(self.weights, self.rows)
         self.bias = self.weights.get("bias")
 
+    def project(self, x: torch.Tensor) -> torch.Tensor:
+        """x [tokens, in of this rank] -> [tokens, out of this rank]: this rank's product and nothing else."""
+        return self.quant.multiply(x, self.weights, self.bias)
+
+    def project_into(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """residual += `project(x)`, in place; returns it."""
+        self.quant.add_multiply(x, self.weights, residual, self.bias)
+        return residual
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, in] -> [tokens, out of this rank]."""
-        return self.quant.multiply(x, self.weights, self.bias)
+        return self.project(x)
 
 
 class ColumnLinear(Linear):
@@ -115,7 +124,7 @@ class RowLinear(Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, in of this rank] -> [tokens, out]."""
         if self.tp.size == 1:
-            return self.quant.multiply(x, self.weights, self.bias)
+            return self.project(x)
         y = self.tp.all_reduce(self.quant.multiply(x, self.weights))
         return y if self.bias is None else y + self.bias
 
@@ -148,6 +157,9 @@ class QKVLinear(ColumnLinear):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # type: ignore[override]
         """x [tokens, in] -> q, k, v of this rank, each [tokens, heads, head_dim]."""
-        y = self.quant.multiply(x, self.weights, self.bias)
-        q, k, v = torch.split(y.view(len(x), -1, self.head_dim), self.split_heads, dim=1)
+        return self.heads_of(self.project(x))
+
+    def heads_of(self, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What `project` gives, as q, k, v."""
+        q, k, v = torch.split(y.view(len(y), -1, self.head_dim), self.split_heads, dim=1)
         return q, k, v

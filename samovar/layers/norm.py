@@ -34,9 +34,13 @@ class RMSNorm(Layer):
         if self.offset:
             self.weight = self.weight.float() + 1.0
 
+    def normed(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., dim] -> the same shape: the norm alone, in subclasses too."""
+        return self.norm(x, self.weight, self.eps)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., dim] -> the same shape."""
-        return self.norm(x, self.weight, self.eps)
+        return self.normed(x)
 
 
 class AddRMSNorm(RMSNorm):

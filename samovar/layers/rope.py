@@ -15,6 +15,7 @@ import torch
 
 from samovar.errors import CheckpointError
 from samovar.kernels.rope import rope
+from samovar.kernels.rope_table import rope_table
 from samovar.layers.batch import ForwardBatch
 from samovar.layers.layer import Layer, Placement
 
@@ -81,20 +82,19 @@ class Rope(Layer):
         max_len = place.max_model_len or self.options.max_position_embeddings
         self.key = frequencies(self.head_dim, self.options, max_len)
         self.per_position = self.key.per_position.to(place.device)
-        self.dtype, self.rope = place.dtype, place.kernels.use(rope)
+        self.dtype, self.rope, self.rope_table = place.dtype, place.kernels.use(rope), place.kernels.use(rope_table)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """q, k [tokens, heads, head_dim] -> rotated, same shapes."""
+        return self.rope(q, k, *self.table(batch))
+
+    def table(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """This step's cos, sin [tokens, 1, rotary_dim], as the op `rope` takes them."""
         table = batch.rope_tables.get(self.key)
         if table is None:
-            table = batch.rope_tables[self.key] = self.table(batch.positions)
-        return self.rope(q, k, *table)
-
-    def table(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions [tokens] -> cos, sin [tokens, 1, rotary_dim] as the op `rope` takes them."""
-        angle = (positions[:, None].float() * self.per_position)[:, None]
-        cos, sin = angle.cos() * self.key.magnitude, angle.sin() * self.key.magnitude
-        return torch.cat((cos, cos), dim=-1).to(self.dtype), torch.cat((-sin, sin), dim=-1).to(self.dtype)
+            table = self.rope_table(batch.positions, self.per_position, self.key.magnitude, self.dtype)
+            batch.rope_tables[self.key] = table
+        return table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
