@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from samovar.sample.state import WILDCARD, Ids, SamplingState, SlotRules
+from samovar.sample.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def keep_allowed(logits: torch.Tensor, rows: SampleRows, state: SamplingState) -
         return
     row_ids, token_ids = _pairs(found, logits.device)
     kept = logits[row_ids, token_ids]
-    logits[_tensor(np.array([row for row, _ in found]), logits.device)] = -torch.inf
+    logits[upload(np.array([row for row, _ in found]), logits.device)] = -torch.inf
     logits[row_ids, token_ids] = kept
 
 
@@ -61,7 +62,7 @@ def add_bias(logits: torch.Tensor, rows: SampleRows, state: SamplingState) -> No
     if not found:
         return
     row_ids, token_ids = _pairs([(row, rules.bias_ids) for row, rules in found], logits.device)
-    logits[row_ids, token_ids] += _tensor(np.concatenate([rules.bias_values for _, rules in found]), logits.device)
+    logits[row_ids, token_ids] += upload(np.concatenate([rules.bias_values for _, rules in found]), logits.device)
 
 
 def mask_bad_words(logits: torch.Tensor, rows: SampleRows, state: SamplingState) -> None:
@@ -82,16 +83,16 @@ def _mask_long_words(
         np.pad(r.word_prefixes, ((0, 0), (width - r.word_prefixes.shape[1], 0)), constant_values=WILDCARD)
         for _, r in found
     ]
-    prefixes = _tensor(np.concatenate(padded), logits.device)
+    prefixes = upload(np.concatenate(padded), logits.device)
     owners = np.repeat([row for row, _ in found], [len(r.word_ends) for _, r in found])
     columns = rows.positions[owners][:, None] - width + np.arange(width)
-    generated = _tensor(columns >= state.num_prompt_tokens[rows.slots[owners]][:, None], logits.device)
-    slots = _tensor(rows.slots[owners], logits.device)
-    tails = state.history[slots[:, None], _tensor(columns.clip(0), logits.device)]
+    generated = upload(columns >= state.num_prompt_tokens[rows.slots[owners]][:, None], logits.device)
+    slots = upload(rows.slots[owners], logits.device)
+    tails = state.history[slots[:, None], upload(columns.clip(0), logits.device)]
     matches = ((prefixes == WILDCARD) | (generated & (prefixes == tails))).all(-1)
-    ends = _tensor(np.concatenate([rules.word_ends for _, rules in found]), logits.device)
+    ends = upload(np.concatenate([rules.word_ends for _, rules in found]), logits.device)
     penalty = torch.zeros(len(owners), device=logits.device).masked_fill_(matches, -torch.inf)
-    logits.index_put_((_tensor(owners, logits.device), ends), penalty, accumulate=True)
+    logits.index_put_((upload(owners, logits.device), ends), penalty, accumulate=True)
 
 
 def mask_stops(logits: torch.Tensor, rows: SampleRows, state: SamplingState) -> None:
@@ -111,7 +112,7 @@ def apply_penalties(logits: torch.Tensor, rows: SampleRows, state: SamplingState
     if not len(chosen):
         return
     is_all = len(chosen) == len(rows.slots)
-    index = _tensor(chosen, logits.device)
+    index = upload(chosen, logits.device)
     part = logits if is_all else logits[index]
     picked = rows.pick(chosen)
     _penalize(part, picked, state)
@@ -123,10 +124,10 @@ def _penalize(logits: torch.Tensor, rows: SampleRows, state: SamplingState) -> N
     device, slots = logits.device, rows.slots
     length = int(rows.positions.max())
     # Past a row's own tokens there is whatever the memory held; clamped, it is an index like any other, and unused.
-    history = state.history[:, :length][_tensor(slots, device)].long().clamp_(0, state.vocab_size - 1)
+    history = state.history[:, :length][upload(slots, device)].long().clamp_(0, state.vocab_size - 1)
     column, first = np.arange(length), state.num_prompt_tokens[slots]
-    is_token = _tensor(column < rows.positions[:, None], device)
-    repetition = _tensor(state.repetition[slots][:, None], device)
+    is_token = upload(column < rows.positions[:, None], device)
+    repetition = upload(state.repetition[slots][:, None], device)
     seen = history.where(is_token, history[:, :1])
     values = logits.gather(1, seen)
     logits.scatter_(1, seen, torch.where(values > 0, values / repetition, values * repetition))
@@ -134,11 +135,11 @@ def _penalize(logits: torch.Tensor, rows: SampleRows, state: SamplingState) -> N
     if not has_output.any():
         return
     # Padding repeats an id of the output, so that it writes what the id itself writes; rows without output change by 0.
-    filler = history.gather(1, _tensor(np.where(has_output, first, 0)[:, None], device))
-    is_output = is_token & _tensor(column >= first[:, None], device)
+    filler = history.gather(1, upload(np.where(has_output, first, 0)[:, None], device))
+    is_output = is_token & upload(column >= first[:, None], device)
     generated = history.where(is_output, filler)
-    logits.scatter_add_(1, generated, is_output * -_tensor(state.frequency[slots][:, None], device))
-    presence = _tensor((state.presence[slots] * has_output)[:, None], device)
+    logits.scatter_add_(1, generated, is_output * -upload(state.frequency[slots][:, None], device))
+    presence = upload((state.presence[slots] * has_output)[:, None], device)
     logits.scatter_(1, generated, logits.gather(1, generated) - presence)
 
 
@@ -153,8 +154,4 @@ def _ruled(rows: SampleRows, state: SamplingState) -> list[tuple[int, SlotRules]
 def _pairs(found: list[tuple[int, Ids]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """[(row, ids)] -> (row of every id, ids), flat."""
     row_ids = np.repeat([row for row, _ in found], [len(ids) for _, ids in found])
-    return _tensor(row_ids, device), _tensor(np.concatenate([ids for _, ids in found]), device)
-
-
-def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+    return upload(row_ids, device), upload(np.concatenate([ids for _, ids in found]), device)

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from samovar.core.sampling_params import SamplingParams
 from samovar.core.step import SlotStart
-from samovar.sample.random_numbers import key_bits
+from samovar.kernels.sample_tokens.settings import COLUMNS, greedy, make
+from samovar.sample.transfer import upload
 
 Ids = NDArray[np.int64]
 
@@ -45,22 +46,26 @@ class SlotRules:
 
 
 class SamplingState:
-    """Settings of every slot; arrays are [num_slots]. `rules` holds the slots that have any, the others pay nothing."""
+    """Settings of every slot; arrays are [num_slots]. `rules` holds the slots that have any, the others pay nothing.
+
+    On the device are, one row for each slot and one more for `num_slots`, the greedy slot of padding rows: `settings`
+    int64 [num_slots + 1, 5], the bits of `SLOT_SETTINGS`, up to date after `flush`; `last_sampled` int64 [num_slots + 1].
+    """
 
     def __init__(self, num_slots: int, vocab_size: int, max_model_len: int, device: torch.device | str = "cpu") -> None:
-        self.vocab_size, self.device = vocab_size, torch.device(device)
+        self.num_slots, self.vocab_size, self.device = num_slots, vocab_size, torch.device(device)
         self.rules: dict[int, SlotRules] = {}
+        self._table = greedy(num_slots + 1)
+        self._bits = self._table.view(np.int64).reshape(num_slots + 1, COLUMNS)
+        self._stale: set[int] = set()
+        # On a CPU this is the table itself.
+        self.settings = torch.from_numpy(self._bits).to(self.device)
+        self.last_sampled = torch.zeros(num_slots + 1, dtype=torch.int64, device=self.device)
         # Uninitialised on purpose: rows of slots that never need a history are never touched and cost no memory.
         self.history = torch.empty((num_slots, max_model_len + SPARE_TOKENS), dtype=torch.int32, device=self.device)
-        self.temperature = np.zeros(num_slots, np.float32)  # 0 for greedy
-        self.top_k = np.zeros(num_slots, np.int64)  # 0 for off; always below the vocabulary
-        self.top_p = np.ones(num_slots, np.float64)
-        self.min_p = np.zeros(num_slots, np.float64)
-        self.is_truncated = np.zeros(num_slots, bool)  # any of the three is in force
         self.repetition = np.ones(num_slots, np.float32)
         self.presence = np.zeros(num_slots, np.float32)
         self.frequency = np.zeros(num_slots, np.float32)
-        self.keys = np.zeros(num_slots, np.uint64)
         self.num_prompt_tokens = np.zeros(num_slots, np.int64)
         self.min_tokens = np.zeros(num_slots, np.int64)
         self.num_logprobs = np.full(num_slots, -1, np.int64)  # alternatives per token; -1 for no logprobs at all
@@ -73,8 +78,7 @@ class SamplingState:
         slot, params = start.slot, start.params
         if len(start.token_ids) > self.history.shape[1]:
             raise ValueError(f"{len(start.token_ids)} tokens do not fit a history of {self.history.shape[1]}")
-        self._set_numbers(slot, params)
-        self.keys[slot] = key_bits(start.sampling_key)
+        self._set_numbers(slot, params, start.sampling_key)
         self.num_prompt_tokens[slot] = start.num_prompt_tokens
         rules = self._read_rules(params, start.stop_token_ids)
         self.has_rules[slot] = rules is not None
@@ -83,8 +87,9 @@ class SamplingState:
         self.has_penalties[slot] = params.has_penalties
         self.has_history[slot] = params.has_penalties or (rules is not None and len(rules.word_ends) > 0)
         if self.has_history[slot]:
-            ids = torch.tensor(start.token_ids, dtype=torch.int32)
-            self.history[slot, : len(ids)] = ids.clamp_(0, self.vocab_size - 1).to(self.device)
+            # Ids beyond 32 bits must meet the bounds before they lose their upper half.
+            ids = np.array(start.token_ids, np.int64).clip(0, self.vocab_size - 1).astype(np.int32)
+            self.history[slot, : len(ids)] = upload(ids, self.device)
 
     def free(self, slot: int) -> None:
         """Forget the lists of a slot that its sequence gave up."""
@@ -92,19 +97,31 @@ class SamplingState:
         self.has_rules[slot] = self.has_penalties[slot] = self.has_history[slot] = False
 
     def append(self, slots: Ids, positions: Ids, token_ids: torch.Tensor) -> None:
-        """Write sampled `token_ids` [rows] at `positions` of the slots that keep a history."""
+        """Write sampled `token_ids` [rows] (0 where they are negative) at `positions` of the slots with a history."""
         rows = np.flatnonzero(self.has_history[slots])
         if len(rows):
-            index = [torch.from_numpy(array[rows]).to(self.device) for array in (slots, positions)]
-            self.history[index[0], index[1]] = token_ids[torch.from_numpy(rows).to(self.device)].to(torch.int32)
+            index = upload(np.stack((slots[rows], positions[rows], rows)), self.device)
+            self.history[index[0], index[1]] = token_ids[index[2]].clamp(min=0).to(torch.int32)
 
-    def _set_numbers(self, slot: int, params: SamplingParams) -> None:
-        vocab, is_greedy = self.vocab_size, params.is_greedy
-        self.temperature[slot] = params.effective_temperature
-        self.top_k[slot] = params.top_k if 0 < params.top_k < vocab and not is_greedy else 0
-        self.top_p[slot] = 1.0 if is_greedy else params.top_p
-        self.min_p[slot] = 0.0 if is_greedy else params.min_p
-        self.is_truncated[slot] = self.top_k[slot] > 0 or self.top_p[slot] < 1 or self.min_p[slot] > 0
+    def flush(self) -> None:
+        """Bring `settings` up to date for every slot started since the last call: one copy, not waited for."""
+        if not self._stale:
+            return
+        slots = np.fromiter(self._stale, np.int64, len(self._stale))
+        self._stale.clear()
+        packed = upload(np.concatenate((slots[:, None], self._bits[slots]), axis=1), self.device)
+        self.settings.index_copy_(0, packed[:, 0], packed[:, 1:])
+
+    def is_plain(self, slots: Ids) -> bool:
+        """Whether the op `sample_tokens` does all that these rows ask for: no rules, penalties or logprobs."""
+        return not (self.has_rules[slots] | self.has_penalties[slots] | (self.num_logprobs[slots] >= 0)).any()
+
+    def _set_numbers(self, slot: int, params: SamplingParams, key: int) -> None:
+        vocab = self.vocab_size
+        top_k = params.top_k if 0 < params.top_k < vocab else 0
+        self._table[slot] = make(params.effective_temperature, top_k, params.top_p, params.min_p, key)
+        if self.device.type != "cpu":
+            self._stale.add(slot)
         self.repetition[slot] = params.repetition_penalty
         self.presence[slot] = params.presence_penalty
         self.frequency[slot] = params.frequency_penalty

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from samovar.core.sampling_params import SamplingParams
-from samovar.sample.random_numbers import key_bits, uniforms
+from samovar.kernels.sample_tokens.random_numbers import key_bits, uniforms
 from tests.sample.numpy_reference import Bench, distribution, processed
 
 VOCAB, DRAWS = 200, 20_000

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samovar.core.sampling_params import SamplingParams
-from samovar.sample.logprobs import token_logprobs
+from samovar.sample.logprobs import best, best_by_key, measure, token_logprobs
 from samovar.sample.state import resolve_count
 from tests.sample.numpy_reference import Bench
 
@@ -69,3 +69,26 @@ def test_more_than_the_vocabulary(asked: int | None, means: int) -> None:
     result = bench.sample(logits, [0, 1])
     assert result.token_ids[1] == logits[1].argmax()
     assert [len(e.token_ids) for e in result.logprobs.values()] == ([means + 1] if means >= 0 else [])
+
+
+@pytest.mark.parametrize("kind", ["plain", "tied", "zeros", "masked"])
+def test_the_form_without_looking_finds_the_same(kind: str) -> None:
+    """What a GPU computes: one integer for each logit and id, whose largest are the best; -0 and 0 are equal."""
+    x = torch.randn(5, 3000, generator=torch.Generator().manual_seed(4)) * 3
+    x = {"plain": x, "tied": x.round(), "zeros": x.sign() * 0.0, "masked": x.where(x > 2, -torch.inf)}[kind]
+    for count in (1, 7, 700):
+        ids, values = best(x, count)
+        by_key = best_by_key(x, count)
+        assert torch.equal(ids, by_key[0]) and torch.equal(values, by_key[1])
+        assert ids[0].tolist() == expected_order(x[0], count)
+
+
+def test_rows_without_a_distribution_are_told() -> None:
+    """NaN, infinity and nothing at all are reported by row, and leave the other rows' entries as they are."""
+    logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(2))
+    chosen, counts = torch.tensor([3, 4, 5, 6]), np.array([2, 2, 2, 2])
+    alone = token_logprobs(logits[3:], chosen[3:], counts[3:])
+    logits[0, 9], logits[1, 9], logits[2] = torch.nan, torch.inf, -torch.inf
+    measured = measure(logits, chosen, 2)
+    assert measured.is_finite.tolist() == [False, False, False, True]
+    assert measured.entries(counts)[3:] == alone
