@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from samovar.hardware.device import may_have_gpu
+
+if not may_have_gpu():
+    # Before anything imports Triton: without a GPU its kernels run on CPU tensors in its interpreter.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # 3.9 warns where this is not said
 
 from samovar.config.groups import ModelConfig
 from samovar.errors import CheckpointError

@@ -45,7 +45,16 @@ def look_up(config: EngineConfig) -> Described:
     """Find, describe, probe and resolve. Raises what each of these raises."""
     check_request(config)
     description = find(config.model)
-    facts = probe(config.device.device)
+    return _resolved(config, description, probe(config.device.device))
+
+
+def look_up_for(config: EngineConfig, facts: DeviceFacts) -> Described:
+    """The same for a device that need not be this machine's."""
+    check_request(config)
+    return _resolved(config, find(config.model), facts)
+
+
+def _resolved(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> Described:
     return Described(description, facts, resolve(config, description, facts))
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from samovar.cli.output import size, table
 from samovar.config.description import ModelDescription
 from samovar.config.engine import EngineConfig
-from samovar.config.field import VARIABLES, Group, cache_root, field, variable
+from samovar.config.field import VARIABLES, Group, cache_root, field, kernel_cache, variable
 from samovar.config.load import Settings
 from samovar.config.resolve import dtype
 from samovar.core.device_facts import DeviceFacts
-from samovar.hardware.device import probe
+from samovar.hardware.device import may_have_gpu, probe
 from samovar.hub.aliases import ALIASES
 from samovar.hub.download import alias_path, is_cached
 
@@ -68,6 +68,7 @@ def run(settings: Settings) -> int:
     sections = {
         "system": system(facts),
         "packages": packages(),
+        "gpu": gpu(facts),
         "caches": caches(),
         "variables": variables(),
         "what will be used": verdicts(facts),
@@ -118,6 +119,28 @@ def _version(name: str, module: str) -> str | None:
         return "present, of unknown version"
 
 
+def gpu(facts: DeviceFacts) -> dict[str, str]:
+    """What the GPU path needs, and what is lost where it is missing."""
+    seen = "yes" if facts.kind == "cuda" else "no: models run on the CPU"
+    if facts.kind == "cpu" and may_have_gpu():
+        seen = "the driver is here, but torch cannot use it: a CPU build of torch, or an older driver than torch needs"
+    triton = _version("triton", "triton")
+    if triton is None:
+        triton = "not installed" + (
+            ": plain torch, several times slower (pip install triton)"
+            if facts.kind == "cuda"
+            else "; only GPUs need it"
+        )
+    kernels = kernel_cache()
+    count = sum(1 for _ in kernels.glob("*/*.cubin")) if kernels.exists() else 0
+    return {
+        "usable": seen,
+        "triton": triton,
+        "nvcc": shutil.which("nvcc") or "not found; nothing needs it",
+        "kernels": f"{count} compiled in {kernels}" + ("" if count else "; `samovar warmup MODEL` compiles ahead"),
+    }
+
+
 def caches() -> dict[str, str]:
     """Where downloads are kept, and which of the embedded models are there."""
     root = cache_root()
@@ -149,6 +172,10 @@ def verdicts(facts: DeviceFacts) -> dict[str, str]:
     decided = dtype(EngineConfig(), BFLOAT16_MODEL, facts)
     return {
         "dtype": f"{decided.value} ({decided.reason})" if decided else EngineConfig().model.dtype,
-        "kernels": "plain torch; `samovar routes MODEL` lists each operation",
+        "kernels": f"{_kernels(facts)}; `samovar routes MODEL` lists each operation",
         "memory": "`samovar plan MODEL` says what fits",
     }
+
+
+def _kernels(facts: DeviceFacts) -> str:
+    return "Triton" if facts.kind == "cuda" and find_spec("triton") is not None else "plain torch"

@@ -20,15 +20,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("samovar.cli.generate", "answer a file of prompts into a JSONL file"),
     "plan": ("samovar.cli.plan", "say what memory a model needs, without loading it"),
     "routes": ("samovar.cli.routes", "say which implementation computes each operation, and why"),
+    "warmup": ("samovar.cli.warmup", "compile a model's GPU kernels now, to start faster later"),
     "doctor": ("samovar.cli.doctor", "say what this machine offers and what will be used"),
     "pull": ("samovar.cli.pull", "download a model now, to use it later without a network"),
-    "bench": ("samovar.cli.bench", "measure: startup, latency, throughput, or serve (a running server)"),
+    "bench": ("samovar.cli.bench", "measure: startup, latency, prefill, throughput, or serve (a running server)"),
 }
 """Name -> module and what it does."""
 
 BENCHES: dict[str, tuple[str, str]] = {
     "startup": ("samovar.cli.bench.startup", "seconds from the command to ready and to the first token"),
-    "latency": ("samovar.cli.bench.latency", "seconds for one fixed batch"),
+    "latency": ("samovar.cli.bench.latency", "seconds for one fixed batch, and for one decode step of it"),
+    "prefill": ("samovar.cli.bench.prefill", "seconds to the first token of one prompt of a given length"),
     "throughput": ("samovar.cli.bench.throughput", "tokens per second over many prompts given at once"),
     "serve": ("samovar.cli.bench.serve", "a running server under a load of requests"),
 }

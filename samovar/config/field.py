@@ -24,6 +24,7 @@ VARIABLES: dict[str, str] = {
     "HF_HUB_OFFLINE": "1: the hub is not asked (same as SAMOVAR_OFFLINE for hub ids).",
     "HF_TOKEN": "Token for gated models of the hub.",
     "NO_COLOR": "Any value: print without colours.",
+    "TRITON_CACHE_DIR": "Where compiled GPU kernels are kept. Default: kernels in SAMOVAR_CACHE.",
     "XDG_CACHE_HOME": "Base folder of caches.",
 }
 """Every environment variable this package reads, and what it does. There are no others."""
@@ -162,3 +163,9 @@ def cache_root() -> Path:
         return Path(own).expanduser()
     base = variable("XDG_CACHE_HOME")
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "samovar"
+
+
+def kernel_cache() -> Path:
+    """Folder of compiled GPU kernels: TRITON_CACHE_DIR, else kernels in the cache."""
+    own = variable("TRITON_CACHE_DIR")
+    return Path(own).expanduser() if own else cache_root() / "kernels"

@@ -57,8 +57,8 @@ class ModelConfig(Group):
 class CacheConfig(Group):
     """The paged K/V cache and its memory."""
 
-    block_size: int = field(default=16, choices=(8, 16, 32, 64))
-    """Tokens in one cache block."""
+    block_size: int = field(default=0, choices=(0, 8, 16, 32, 64))
+    """Tokens in one cache block. 0: chosen for the device."""
     kv_cache_dtype: str = field(default="auto", choices=("auto", "float32", "bfloat16", "float16"))
     """Type of cached keys and values; auto follows the model."""
     enable_prefix_caching: bool = field(default=True)
@@ -76,16 +76,17 @@ class CacheConfig(Group):
 class SchedulerConfig(Group):
     """Who runs, and how much one step computes."""
 
-    max_num_seqs: int = field(default=256, ge=1, le=65536)
-    """Sequences that may run in one step."""
+    max_num_seqs: int = field(default=0, ge=0, le=65536)
+    """Sequences that may run in one step. 0: chosen for the device."""
     max_num_batched_tokens: int | None = field(default=None, ge=1)
     """Tokens one step may compute. Default: chosen for the device."""
     enable_chunked_prefill: bool = field(default=True)
     """Split long prompts over steps."""
     long_prefill_token_threshold: int = field(default=0, ge=0)
     """Most prompt tokens of one sequence in one step while others run; 0 for no limit of its own."""
-    step_time_target_ms: float = field(default=0.0, ge=0)
-    """Longest a step should take while sequences decode; prefill chunks shrink to meet it. 0: chosen for the device."""
+    step_time_target_ms: float = field(default=0.0, ge=0, also=(-1,))
+    """Longest a step should take while sequences decode; prefill chunks shrink to meet it. 0: chosen for the device;
+    -1: any time, which is what `LLM` uses, where nobody reads along."""
     scheduling_policy: str = field(default="fcfs", choices=("fcfs", "priority"))
     """Order of waiting requests."""
     async_scheduling: bool = field(default=True)
@@ -114,7 +115,7 @@ class DeviceConfig(Group):
     require_route: bool = field(default=False)
     """Refuse to start if any op would fall back to its reference."""
     deterministic: bool = field(default=False)
-    """Same tokens at every batch size."""
+    """Same tokens at every batch size (GPU only)."""
     tensor_parallel_size: int = field(default=1, ge=1, flags=("-tp",))
     """Devices that share each layer."""
 

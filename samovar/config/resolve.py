@@ -21,6 +21,13 @@ DTYPE_NAMES = {"float": "float32", "half": "float16"}
 
 GIB = 1 << 30
 
+NO_STEP_TIME_TARGET = -1.0
+"""What `step_time_target_ms` is set to for steps of any length."""
+DEFAULT_BLOCK_SIZE = 16
+"""Tokens in one cache block on a CPU."""
+DEFAULT_NUM_SEQS = 256
+"""Sequences that run in one step, but on a large GPU."""
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -96,6 +103,24 @@ def kv_cache_dtype(config: EngineConfig, description: ModelDescription, facts: D
     return Decision("kv_cache_dtype", config.model.dtype, "follows --dtype")
 
 
+def block_size(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> Decision | None:
+    """What the attention of the device reads best, and short enough that few tokens of a sequence's last block idle."""
+    if config.cache.block_size > 0:
+        return None
+    if facts.kind == "cuda":
+        return Decision("block_size", 32, "one tile of keys for the attention kernels")
+    return Decision("block_size", DEFAULT_BLOCK_SIZE, "fine grains for the prefix cache")
+
+
+def max_num_seqs(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> Decision | None:
+    """More sequences share each reading of the weights; a large GPU has the memory for their keys and values."""
+    if config.scheduler.max_num_seqs > 0:
+        return None
+    if facts.kind == "cuda" and facts.total_bytes >= 70 * GIB:
+        return Decision("max_num_seqs", 512, f"{facts.total_bytes / GIB:.0f} GiB of device memory")
+    return Decision("max_num_seqs", DEFAULT_NUM_SEQS, "usual")
+
+
 def threads(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> Decision | None:
     """Physical cores on a CPU; a GPU's host needs few."""
     if config.device.threads is not None:
@@ -134,7 +159,7 @@ def max_num_batched_tokens(config: EngineConfig, description: ModelDescription, 
 
 def step_time_target_ms(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> Decision | None:
     """How long decoding sequences may wait for somebody's prefill chunk."""
-    if config.scheduler.step_time_target_ms > 0:
+    if config.scheduler.step_time_target_ms != 0:
         return None
     if facts.kind == "cpu":
         return Decision("step_time_target_ms", 250.0, "four tokens a second for readers while prompts are computed")
@@ -165,6 +190,8 @@ DECIDERS: tuple[Decider, ...] = (
     load_format,
     dtype,
     kv_cache_dtype,
+    block_size,
+    max_num_seqs,
     threads,
     max_model_len,
     max_num_batched_tokens,

@@ -32,10 +32,10 @@ def format_from_checkpoint(config: EngineConfig) -> str | None:
     return None
 
 
-def no_determinism_yet(config: EngineConfig) -> str | None:
-    """Batch-invariant kernels do not exist yet."""
-    if config.device.deterministic:
-        return "--deterministic is not available yet: no kernel is batch-invariant; requests with a seed repeat at equal batch sizes"
+def no_determinism_on_cpu(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> str | None:
+    """Batch-invariant kernels exist for GPUs only."""
+    if config.device.deterministic and facts.kind == "cpu":
+        return "--deterministic needs a GPU: no kernel for CPUs is batch-invariant; requests with a seed repeat at equal batch sizes"
     return None
 
 
@@ -113,7 +113,6 @@ REQUEST_RULES: tuple[Callable[[EngineConfig], str | None], ...] = (
     no_remote_code,
     one_device,
     format_from_checkpoint,
-    no_determinism_yet,
     one_memory_budget,
     one_kv_size,
     whole_prompts_fit,
@@ -126,6 +125,7 @@ RESULT_RULES: tuple[Callable[[EngineConfig, ModelDescription, DeviceFacts], str 
     format_is_there,
     gguf_is_there,
     context_within_model,
+    no_determinism_on_cpu,
 )
 """What can be said when nothing is open any more."""
 

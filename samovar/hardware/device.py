@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import gc
 from pathlib import Path
 from typing import Any, Literal
 
 from samovar.core.device_facts import DeviceFacts
 from samovar.errors import ConfigError
 from samovar.hardware import cpu
+from samovar.hardware.memory import CONTEXT_BYTES
 
 _GPU_NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvhost-gpu", "/dev/dxg", "/dev/kfd")
 """Device files of which one exists wherever a GPU that torch calls "cuda" can be used."""
@@ -21,7 +22,7 @@ def probe(kind: Literal["auto", "cpu", "cuda"] | str = "auto") -> DeviceFacts:
     """
     if kind not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"--device must be one of auto, cpu, cuda, got {kind!r}")
-    if kind == "cpu" or (kind == "auto" and not _may_have_gpu(_GPU_NODES)):
+    if kind == "cpu" or (kind == "auto" and not may_have_gpu()):
         return _probe_cpu()
     import torch
 
@@ -34,8 +35,9 @@ def probe(kind: Literal["auto", "cpu", "cuda"] | str = "auto") -> DeviceFacts:
     )
 
 
-def _may_have_gpu(nodes: Iterable[str]) -> bool:
-    return any(Path(node).exists() for node in nodes)
+def may_have_gpu() -> bool:
+    """Whether the system shows a GPU at all; if not, torch need not even be asked."""
+    return any(Path(node).exists() for node in _GPU_NODES)
 
 
 def _probe_cpu() -> DeviceFacts:
@@ -72,6 +74,53 @@ def _probe_cuda(torch: Any, index: int) -> DeviceFacts:
         has_fast_bf16=properties.major >= 8,
         has_fast_fp16=properties.major >= 7,
     )
+
+
+_TYPICAL_GIB = {70: 32, 75: 16, 80: 80, 86: 24, 87: 32, 89: 24, 90: 80, 100: 180, 103: 270, 110: 120, 120: 32, 121: 120}
+"""Memory of well-known GPUs by compute capability: decides nothing but defaults, and what is said to fit."""
+
+
+def with_architecture(architecture: str) -> DeviceFacts:
+    """What would be known of a GPU of `architecture` ("sm_90"), were it here. Raises `ConfigError` for an unknown one."""
+    capability = architecture.removeprefix("sm_")
+    if not capability.isdigit() or int(capability) not in _TYPICAL_GIB:
+        known = ", ".join(f"sm_{number}" for number in _TYPICAL_GIB)
+        raise ConfigError(f"--arch {architecture}: unknown architecture; there are {known}")
+    size = _TYPICAL_GIB[int(capability)] << 30
+    return DeviceFacts(
+        kind="cuda",
+        name=f"a GPU of {architecture}",
+        architecture=f"sm_{capability}",
+        total_bytes=size,
+        available_bytes=size,
+        num_threads=cpu.num_threads(),
+        is_unified=capability in ("87", "110", "121"),
+        has_fast_bf16=int(capability) >= 80,
+        has_fast_fp16=True,
+    )
+
+
+def limit_memory(most_bytes: int) -> None:
+    """Make torch's allocator refuse what would take `most_bytes` more of the GPU than this process has now, driver's
+    part included.
+
+    A step that needs more than was planned then fails alone, instead of taking memory that others count on. What another
+    engine of this process holds is left to it.
+    """
+    import torch
+
+    most = torch.cuda.memory_reserved() + max(most_bytes - CONTEXT_BYTES, 0)
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, most / total))
+
+
+def release_memory() -> None:
+    """Give what nothing holds any more back to the GPU, where another engine, or another process, looks for it."""
+    import torch
+
+    # Graphs and layers refer to each other in circles.
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def set_threads(count: int) -> None:

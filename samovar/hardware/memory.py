@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from samovar.config.engine import EngineConfig
 from samovar.config.parse import parse_integer
+from samovar.config.resolve import DEFAULT_BLOCK_SIZE, DEFAULT_NUM_SEQS
 from samovar.core.cache_spec import CacheSpec
 from samovar.core.device_facts import DeviceFacts
 from samovar.errors import ConfigError, MemoryPlanError
@@ -25,8 +26,19 @@ CPU_CACHE_SHARE = 0.25
 """Most of a CPU machine's available memory that the cache takes unless told otherwise."""
 DEFAULT_SHARE = {"cpu": 0.8, "cuda": 0.9}
 """Part of the memory used where `--memory` is not given: of what is available on a CPU, of all on a GPU."""
-RUNTIME_BYTES = {"cpu": 320 * MIB, "cuda": 800 * MIB}
-"""Interpreter, torch and its libraries (and the driver's context), before a model."""
+CONTEXT_BYTES = 512 * MIB
+"""What the driver keeps on a GPU for a process: its context, and the code of torch's, cuBLAS's and our kernels."""
+RUNTIME_BYTES = {"cpu": 320 * MIB, "cuda": CONTEXT_BYTES + 288 * MIB}
+"""Before a model: on a CPU the interpreter, torch and its libraries; on a GPU the context, and what the allocator
+rounds up."""
+CUBLAS_BYTES = 96 * MIB
+"""cuBLAS's workspaces: 32 MiB on Hopper for each stream it is used on, and one for captured graphs."""
+GRAPH_BYTES = 4 * MIB
+"""One captured graph: what the driver keeps of some hundred launches and their arguments."""
+GRAPHS_PER_BUCKET = 2
+"""Attention launches that are captured for one batch size, as far as they are planned for."""
+SPLIT_PARTS = 8192
+"""Most parts (sequences x heads of keys x splits) of a decode step whose keys attention splits."""
 LOGITS_BYTES = {"cpu": 64 * MIB, "cuda": 512 * MIB}
 """Most float32 logits that exist at once; more rows are computed in turns."""
 SAMPLING_BYTES = {"cpu": 16 * MIB, "cuda": 128 * MIB}
@@ -37,6 +49,11 @@ GATHERED_KEYS = 16384
 """Keys that attention gathers for several sequences at once."""
 QUERY_TILE = 256
 """Queries of one sequence that attend together."""
+HISTORY_STEP, SQUARE_STEP = 1024, 512
+"""Where long chunks attend through a library: the steps in which the tokens before one, and the chunk with what is left
+of them, are counted."""
+LIBRARY_BYTES = 32 * MIB
+"""What such a library may want for itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +71,10 @@ class ModelShape:
     cache_specs: tuple[CacheSpec, ...]
     keeps_scores: bool = False
     """Attention scores are kept in memory, because a soft cap or sinks change them."""
+    reads_pages: bool = False
+    """Attention reads keys and values where the cache has them; otherwise it gathers them first."""
+    gathers_chunks: bool = False
+    """But for long chunks it gathers them nevertheless, for a library."""
 
     @property
     def cache_bytes_per_token(self) -> int:
@@ -77,6 +98,16 @@ class MemoryPlan:
         return sum(size for _, size in self.lines)
 
 
+def block_size(config: EngineConfig) -> int:
+    """Tokens in one cache block, also of a configuration that leaves it open."""
+    return config.cache.block_size or DEFAULT_BLOCK_SIZE
+
+
+def num_seqs(config: EngineConfig) -> int:
+    """Sequences that run in one step, also of a configuration that leaves it open."""
+    return config.scheduler.max_num_seqs or DEFAULT_NUM_SEQS
+
+
 def rows_at_once(vocab_size: int, most_bytes: int) -> int:
     """Rows of float32 logits that fit into `most_bytes`, at least one."""
     return max(1, most_bytes // (4 * vocab_size))
@@ -92,7 +123,7 @@ def plan_memory(shape: ModelShape, facts: DeviceFacts, config: EngineConfig) -> 
     if wanted != -1:
         return _plan(shape, facts, config, wanted or shape.max_position_embeddings, is_fixed=True)
     length = shape.max_position_embeddings
-    while length > 2 * config.cache.block_size:
+    while length > 2 * block_size(config):
         try:
             return _plan(shape, facts, config, length, is_fixed=False)
         except MemoryPlanError:
@@ -104,12 +135,12 @@ def _plan(shape: ModelShape, facts: DeviceFacts, config: EngineConfig, length: i
     """The plan for sequences of `length` tokens; if that is not fixed, for as many of those as the cache holds."""
     fixed = _fixed_lines(shape, facts, config, length)
     budget, why = _budget(facts, config)
-    block_bytes = shape.cache_bytes_per_token * config.cache.block_size
+    block_bytes = shape.cache_bytes_per_token * block_size(config)
     room = budget - sum(size for _, size in fixed)
     if room < 2 * block_bytes and not _has_exact_cache(config):
         raise MemoryPlanError(_too_big(shape, fixed, budget, why, block_bytes))
     num_blocks, cache_why = _num_blocks(facts, config, length, room, block_bytes)
-    fitting = (num_blocks - 1) * config.cache.block_size
+    fitting = (num_blocks - 1) * block_size(config)
     if fitting < (length if is_fixed else 1):
         needed = _blocks_for(length, config)
         reason = cache_why if _has_exact_cache(config) else f"{why}; {cache_why}"
@@ -133,30 +164,74 @@ def _has_exact_cache(config: EngineConfig) -> bool:
 
 def _blocks_for(length: int, config: EngineConfig) -> int:
     """Blocks that one sequence of `length` tokens needs, with one to spare for the token after it."""
-    return -(-length // config.cache.block_size) + 1
+    return -(-length // block_size(config)) + 1
 
 
 def _fixed_lines(
     shape: ModelShape, facts: DeviceFacts, config: EngineConfig, length: int
 ) -> tuple[tuple[str, int], ...]:
     """Everything but the cache."""
-    seqs = config.scheduler.max_num_seqs
+    seqs = num_seqs(config)
     tokens = config.scheduler.max_num_batched_tokens or DEFAULT_STEP_TOKENS
     logits = min(rows_at_once(shape.vocab_size, LOGITS_BYTES[facts.kind]), max(seqs, 64))
     sampled = min(rows_at_once(shape.vocab_size, SAMPLING_BYTES[facts.kind]), seqs)
-    wide = 6 * shape.hidden_size + 3 * shape.intermediate_size + 4 * shape.num_heads * shape.head_dim
     tables = seqs * (_blocks_for(length, config) * 8 + 128)
     # On a CPU, histories of slots that no penalty reads are never touched.
     history = seqs * length * 4 if facts.kind == "cuda" else 0
+    attention = split_bytes(shape) if shape.reads_pages else attention_bytes(shape, length, seqs)
+    if shape.gathers_chunks:
+        attention = max(attention, chunk_bytes(shape, length, min(tokens, length)))
     return (
         ("weights", shape.weight_bytes),
-        ("activations", tokens * wide * shape.element_bytes),
-        ("attention workspace", attention_bytes(shape, length, seqs)),
+        ("activations", activation_bytes(shape, tokens)),
+        ("attention workspace", attention),
         ("logits", logits * shape.vocab_size * 4),
         ("sampling", sampled * shape.vocab_size * 4 * SAMPLING_COPIES),
         ("block tables and sampler state", tables + history),
+        *(_gpu_lines(shape, config) if facts.kind == "cuda" else ()),
         ("runtime", RUNTIME_BYTES[facts.kind]),
     )
+
+
+def _gpu_lines(shape: ModelShape, config: EngineConfig) -> tuple[tuple[str, int], ...]:
+    """What only a GPU needs."""
+    if config.device.enforce_eager:
+        return (("cuBLAS workspace", CUBLAS_BYTES),)
+    buckets = decode_buckets(num_seqs(config))
+    return (
+        ("graph pool", activation_bytes(shape, buckets[-1]) + buckets[-1] * shape.vocab_size * 4),
+        ("graphs", len(buckets) * GRAPHS_PER_BUCKET * GRAPH_BYTES),
+        ("cuBLAS workspace", CUBLAS_BYTES),
+    )
+
+
+def decode_buckets(max_num_seqs: int) -> tuple[int, ...]:
+    """Batch sizes for which decode steps are captured, up to `max_num_seqs`; others are padded to the next."""
+    sizes = [1, 2, 4, 8, *range(16, 64, 8), *range(64, 256, 16), *range(256, 512, 32), *range(512, max_num_seqs, 64)]
+    return (*(size for size in sizes if size < max_num_seqs), max_num_seqs)
+
+
+def activation_bytes(shape: ModelShape, tokens: int) -> int:
+    """Most that `tokens` rows take between the layers: residual and norm, attention and MLP side by side."""
+    wide = 6 * shape.hidden_size + 3 * shape.intermediate_size + 4 * shape.num_heads * shape.head_dim
+    return tokens * wide * shape.element_bytes
+
+
+def split_bytes(shape: ModelShape) -> int:
+    """Most that decode attention in place holds: the float32 parts of each head's result, with maximum and sum."""
+    kv_heads = min((spec.num_kv_heads for spec in shape.cache_specs), default=shape.num_heads)
+    return SPLIT_PARTS * (-(-shape.num_heads // kv_heads) * (shape.head_dim + 2) + 1) * 4
+
+
+def chunk_bytes(shape: ModelShape, length: int, tokens: int) -> int:
+    """Most that attention of a chunk of `tokens` tokens through a library holds: queries and results for the chunk and
+    for what is before it, their float32 sums, and the keys and values of one of the two."""
+    kv_heads = min((spec.num_kv_heads for spec in shape.cache_specs), default=shape.num_heads)
+    rows = tokens + HISTORY_STEP + SQUARE_STEP
+    results = rows * shape.num_heads * (4 * shape.head_dim * shape.element_bytes + 2 * 4)
+    # The chunk's own keys are repeated for each head of queries.
+    keys = max(rows * shape.num_heads, length * kv_heads) * 2 * shape.head_dim * shape.element_bytes
+    return results + keys + LIBRARY_BYTES
 
 
 def attention_bytes(shape: ModelShape, length: int, num_seqs: int) -> int:
@@ -233,12 +308,12 @@ def _num_blocks(facts: DeviceFacts, config: EngineConfig, length: int, room: int
     asked = cache.memory is not None or cache.gpu_memory_utilization is not None
     if facts.kind == "cuda" or asked:
         return room // block_bytes, "cache: all that is left"
-    usual = config.scheduler.max_num_seqs * _blocks_for(min(length, TYPICAL_TOKENS), config)
+    usual = num_seqs(config) * _blocks_for(min(length, TYPICAL_TOKENS), config)
     share = int(CPU_CACHE_SHARE * facts.available_bytes) // block_bytes
     num_blocks = min(max(min(usual, share), _blocks_for(length, config)), room // block_bytes)
     return (
         num_blocks,
-        f"cache: {num_blocks * config.cache.block_size} tokens; pages that are never written cost nothing",
+        f"cache: {num_blocks * block_size(config)} tokens; pages that are never written cost nothing",
     )
 
 

@@ -56,6 +56,8 @@ class Checkpoint(ABC):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.drops_pages = False
+        """Tell the system to forget what was read, so that a large file does not push everything else out of memory."""
         self._files: dict[Path, int] = {}
         self._lock = threading.Lock()
 
@@ -108,6 +110,12 @@ class Checkpoint(ABC):
                 part.copy_(rows.narrow(axis, part.shape[axis] * which, part.shape[axis]))
             first += part.shape[0]
 
+    def read_rows(self, name: str, first: int, target: torch.Tensor) -> None:
+        """Fill `target` (contiguous, on the CPU, dtype of `tensors[name]`) with the rows of `name` from `first` on."""
+        for part in torch.split(target, self._rows_at_once(name, self.tensors[name].shape or (1,))):
+            self._copy_rows(name, first, part)
+            first += part.shape[0]
+
     def equal(self, first: str, second: str) -> bool:
         """Whether two tensors have the same shape and, as `read` gives them, the same values."""
         one, two = self.tensors[first], self.tensors[second]
@@ -143,6 +151,8 @@ class Checkpoint(ABC):
                 if count == 0:
                     raise CheckpointError(f"{file}: became shorter while it was read (at byte {offset + done})")
                 done += count
+            if self.drops_pages and hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(self._open(file), offset, done, os.POSIX_FADV_DONTNEED)
         except OSError as error:
             raise CheckpointError(f"{file}: cannot be read: {error.strerror or error}") from error
 

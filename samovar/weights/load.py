@@ -12,15 +12,23 @@ import torch
 from torch import nn
 
 from samovar.errors import CheckpointError
+from samovar.hardware import cpu
+from samovar.hardware.stream import CudaStream
 from samovar.layers.layer import Layer, Source
 from samovar.layers.norm import RMSNorm
 from samovar.weights.checkpoint import Checkpoint, Piece
 from samovar.weights.plan import check_coverage, layers_of, plan
+from samovar.weights.stream import stream_pieces
 
 DUMMY_VALUES = 1_000_003
 """Length of the random pattern dummy weights repeat; a prime, so that rows of equal width differ."""
 BIAS_INPUTS = 2500
 """What a dummy bias counts as the sum of: its values stay near 1 / 50, small beside what a matrix gives."""
+
+MOST_READERS = 8
+"""Threads that read weights for a GPU: more do not make a disk or a bus faster."""
+MOST_OF_MEMORY = 0.5
+"""Part of the machine's memory that a checkpoint may leave in the page cache."""
 
 Progress = Callable[[int, int], None]
 """Called with (weights loaded, weights in all)."""
@@ -43,16 +51,48 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, *, progress: Progress
         for piece in checkpoint.pieces(source.name, source.target, axis=source.axis, shard=source.shard)
     ]
     total, done = sum(piece.target.numel() for piece in pieces), 0
+
+    def heard(piece: Piece) -> None:
+        nonlocal done
+        done += piece.target.numel()
+        if progress is not None:
+            progress(done, total)
+
+    if pieces and pieces[0].target.device.type == "cuda":
+        _stream_to_gpu(checkpoint, pieces, heard)
+        _check_range(checkpoint, sources)
+    else:
+        _copy_on_threads(checkpoint, pieces, heard)
+    for layer in layers:
+        layer.after_load()
+
+
+def _copy_on_threads(checkpoint: Checkpoint, pieces: list[Piece], heard: Callable[[Piece], None]) -> None:
     with one_thread_per_op() as num_threads, ThreadPoolExecutor(num_threads, "load") as threads:
         try:
             for piece in threads.map(partial(_copy, checkpoint), pieces):
-                done += piece.target.numel()
-                if progress is not None:
-                    progress(done, total)
+                heard(piece)
         finally:
             threads.shutdown(cancel_futures=True)
-    for layer in layers:
-        layer.after_load()
+
+
+def _stream_to_gpu(checkpoint: Checkpoint, pieces: list[Piece], heard: Callable[[Piece], None]) -> None:
+    stored = sum(checkpoint.tensors[name].nbytes for name in {piece.name for piece in pieces})
+    checkpoint.drops_pages = stored > MOST_OF_MEMORY * cpu.memory_bytes()[0]
+    with one_thread_per_op():
+        stream_pieces(checkpoint, pieces, CudaStream(), num_readers=min(cpu.num_threads(), MOST_READERS), heard=heard)
+
+
+def _check_range(checkpoint: Checkpoint, sources: list[Source]) -> None:
+    """float16 holds less than bfloat16 and float32: a weight that became infinite must not pass unseen."""
+    for source in sources:
+        narrowed = source.target.dtype == torch.float16 != checkpoint.tensors[source.name].dtype
+        if narrowed and not bool(source.target.isfinite().all()):
+            raise _out_of_range(source.name)
+
+
+def _out_of_range(name: str) -> CheckpointError:
+    return CheckpointError(f"{name}: its values do not fit float16; use --dtype bfloat16 or float32")
 
 
 @contextmanager
@@ -75,9 +115,8 @@ def _copy(checkpoint: Checkpoint, piece: Piece) -> Piece:
     with torch.inference_mode():  # a thread begins outside of it, and may then not write to tensors made inside
         checkpoint.copy(piece)
         stored = checkpoint.tensors[piece.name].dtype
-        # float16 holds less than bfloat16 and float32: a weight that became infinite must not pass unseen.
         if piece.target.dtype == torch.float16 != stored and not bool(piece.target.isfinite().all()):
-            raise CheckpointError(f"{piece.name}: its values do not fit float16; use --dtype bfloat16 or float32")
+            raise _out_of_range(piece.name)
     return piece
 
 

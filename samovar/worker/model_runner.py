@@ -1,7 +1,8 @@
-"""ModelRunner: one step on one rank: slots, forward, prompt logprobs, sampling, and the tokens back to the host."""
+"""ModelRunner: one step on a CPU: slots, forward, prompt logprobs, sampling, all done when `launch` returns."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -10,12 +11,14 @@ import torch
 
 from samovar.attention.base import AttentionPlan, Spans
 from samovar.core.outputs import TokenLogprobs
-from samovar.core.step import SampledTokens, ScheduledSequence, ScheduledStep, SlotStart, StepResult
+from samovar.core.step import PlainTokens, SampledTokens, ScheduledSequence, ScheduledStep, StepResult
 from samovar.hardware.memory import LOGITS_BYTES, SAMPLING_BYTES, rows_at_once
 from samovar.layers.batch import ForwardBatch
 from samovar.sample.logprobs import token_logprobs
 from samovar.sample.sampler import NOT_FINITE, SampledRows, Sampler
-from samovar.sample.state import SamplingState, resolve_count
+from samovar.sample.state import SamplingState
+from samovar.worker.pending import FinishedStep
+from samovar.worker.slots import Slots
 from samovar.worker.step_builder import BuiltStep, StepBuilder
 
 
@@ -28,51 +31,57 @@ class LanguageModel(Protocol):
 
 
 class ModelRunner:
-    """Owns what lasts from step to step on the device: block tables, sampling state, last sampled tokens.
-
-    `plan` makes the attention plans of a step; `copy_blocks` copies cache blocks.
-    """
+    """Runs steps while the caller waits. `plan` makes the attention plans of a step; `copy_blocks` copies cache blocks."""
 
     def __init__(
         self,
         model: LanguageModel,
         builder: StepBuilder,
         state: SamplingState,
+        slots: Slots,
         *,
         plan: Callable[[Spans], tuple[AttentionPlan, ...]],
         copy_blocks: Callable[[list[tuple[int, int]]], None],
     ) -> None:
-        self._model, self._builder, self._state = model, builder, state
+        self._model, self._builder, self._state, self._slots = model, builder, state, slots
         self._sampler = Sampler(state)
         self._plan, self._copy_blocks = plan, copy_blocks
-        self._prompts: dict[int, np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
-        self._num_prompt_logprobs: dict[int, int] = {}
         kind = "cuda" if builder.device.type == "cuda" else "cpu"
         self._logits_rows = rows_at_once(builder.vocab_size, LOGITS_BYTES[kind])
         self._sampling_rows = rows_at_once(builder.vocab_size, SAMPLING_BYTES[kind])
 
     @torch.inference_mode()
-    def run(self, step: ScheduledStep) -> StepResult:
+    def launch(self, step: ScheduledStep) -> FinishedStep:
         """Run one step. Sequences that fail alone are in `failed`; an exception means that the whole step failed."""
-        refused = self._change_slots(step)
+        began = time.perf_counter()
+        refused = self._slots.change(step)
         self._copy_blocks(step.block_copies)
         built = self._builder.build(step)
         result = StepResult(step_id=step.step_id, failed={**built.failed, **refused})
-        if not built.sequences:
-            return result
-        self._compute(built, result)
-        return result
+        if built.sequences:
+            self._compute(built, result)
+        result.seconds = time.perf_counter() - began
+        return FinishedStep(result)
+
+    def prepare(self) -> bool:
+        """Nothing: a step is as fast the first time."""
+        return False
+
+    def synchronize(self) -> None:
+        """Nothing runs here after `launch`."""
 
     def _compute(self, built: BuiltStep, result: StepResult) -> None:
         """Compute a step; where memory runs out, its halves one after the other, down to the one that cannot be had.
 
-        Computing a sequence again is harmless: its K/V is written to the same places, and nothing else has changed yet.
+        Computing a sequence again is harmless: its K/V is written to the same places, and what was sampled is undone.
         """
+        undo = self._state.last_sampled.clone()
         try:
             self._forward(built, result)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
+            self._state.last_sampled.copy_(undo)
             sequences = built.sequences
             if len(sequences) == 1:
                 result.failed[sequences[0].slot] = f"not enough memory to compute {sequences[0].num_new_tokens} tokens"
@@ -97,34 +106,10 @@ class ModelRunner:
         if len(built.sampling.slots):
             self._sample(result, built, hidden[built.sample_rows])
 
-    def _change_slots(self, step: ScheduledStep) -> dict[int, str]:
-        """Apply `freed_slots`, then `started`; returns slots that could not be started."""
-        refused: dict[int, str] = {}
-        for slot in step.freed_slots:
-            self._builder.free(slot)
-            self._state.free(slot)
-            self._prompts.pop(slot, None)
-        for start in step.started:
-            self._builder.free(start.slot)
-            self._state.free(start.slot)
-            try:
-                self._start(start)
-            except ValueError as error:
-                refused[start.slot] = str(error)
-        return refused
-
-    def _start(self, start: SlotStart) -> None:
-        self._state.start(start)
-        self._prompts.pop(start.slot, None)
-        count = resolve_count(start.params.prompt_logprobs, self._builder.vocab_size)
-        if count >= 0:
-            self._prompts[start.slot] = np.array(start.token_ids[: start.num_prompt_tokens], np.int64)
-            self._num_prompt_logprobs[start.slot] = count
-
     def _add_prompt_logprobs(self, result: StepResult, sequence: ScheduledSequence, hidden: torch.Tensor) -> None:
-        """Entries for the first rows of this chunk: row p speaks of prompt token p + 1, also across the chunk's end."""
+        """Entries for the first rows of this chunk."""
         slot, count = sequence.slot, sequence.num_prompt_logprobs
-        targets = self._prompts[slot][sequence.start + 1 : sequence.start + 1 + count]
+        targets, most = self._slots.prompt_targets(sequence)
         entries: list[TokenLogprobs] = []
         for first in range(0, count, self._logits_rows):
             part = slice(first, min(first + self._logits_rows, count))
@@ -132,7 +117,7 @@ class ModelRunner:
             if not bool(logits.amax(-1).isfinite().all()):
                 result.failed[slot] = NOT_FINITE
                 return
-            counts = np.full(len(logits), self._num_prompt_logprobs[slot], np.int64)
+            counts = np.full(len(logits), most, np.int64)
             chosen = torch.from_numpy(targets[part]).to(logits.device)
             entries += token_logprobs(logits, chosen, counts)
         result.prompt_logprobs[slot] = entries
@@ -147,13 +132,16 @@ class ModelRunner:
                 at = np.arange(first + offset, first + offset + len(chunk))
                 parts.append(self._sampler.sample(chunk, rows.pick(at)))
         token_ids = torch.cat([part.token_ids for part in parts])
-        self._builder.last_sampled[torch.from_numpy(slots).to(token_ids.device)] = token_ids
         self._state.append(slots, rows.positions, token_ids)
         self._report(result, slots.tolist(), token_ids.tolist(), parts)
 
     @staticmethod
     def _report(result: StepResult, slots: list[int], token_ids: list[int], parts: list[SampledRows]) -> None:
         """Fill `sampled`, in batch order, leaving out the rows that failed."""
+        if not (result.failed or result.sampled or any(part.failed or part.logprobs for part in parts)):
+            result.sampled = PlainTokens(slots, token_ids)
+            return
+        sampled = list(result.sampled)
         first = 0
         for part in parts:
             for row in range(len(part.token_ids)):
@@ -163,8 +151,9 @@ class ModelRunner:
                 if slot in result.failed:
                     continue
                 entry = part.logprobs.get(row)
-                result.sampled.append(SampledTokens(slot, [token_ids[first + row]], None if entry is None else [entry]))
+                sampled.append(SampledTokens(slot, [token_ids[first + row]], None if entry is None else [entry]))
             first += len(part.token_ids)
+        result.sampled = sampled
 
 
 def is_out_of_memory(error: Exception) -> bool:

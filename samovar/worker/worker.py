@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-import time
+from typing import Protocol
 
 import torch
 
 from samovar.attention.choose import AttentionRoute, choose
+from samovar.attention.cudnn import CudnnAttention
 from samovar.cache.kv_cache import KVCache
 from samovar.config.description import ModelDescription
 from samovar.config.engine import EngineConfig
 from samovar.core.cache_spec import CacheSpec
 from samovar.core.device_facts import DeviceFacts
-from samovar.core.step import ScheduledStep, StepResult
+from samovar.core.step import PendingStep, ScheduledStep, StepResult
 from samovar.errors import ConfigError
 from samovar.hardware import device
-from samovar.hardware.memory import MemoryPlan, ModelShape, plan_memory
-from samovar.kernels.op import Kernels, Target
+from samovar.hardware.memory import (
+    DEFAULT_STEP_TOKENS,
+    GRAPH_BYTES,
+    MemoryPlan,
+    ModelShape,
+    decode_buckets,
+    num_seqs,
+    plan_memory,
+)
+from samovar.hardware.stream import CudaStream, DeviceStream
+from samovar.kernels.decode_inputs import decode_inputs
+from samovar.kernels.op import OPS, Kernels, Target
+from samovar.kernels.sample_tokens import sample_tokens
 from samovar.layers.attention import attach, attention_layers
+from samovar.layers.fuse import FusedModel, fuse
 from samovar.layers.layer import Placement, bind
 from samovar.models.decoder import DecoderLM
 from samovar.models.registry import build
@@ -27,11 +40,29 @@ from samovar.sample.state import SamplingState
 from samovar.weights.checkpoint import open_checkpoint
 from samovar.weights.load import Progress, fill_dummy, load_weights
 from samovar.weights.plan import layers_of
+from samovar.worker import warmup
+from samovar.worker.block_tables import BlockTables
+from samovar.worker.device_builder import DeviceStepBuilder
+from samovar.worker.device_runner import DeviceModel, DeviceRunner
+from samovar.worker.graphs import DecodeGraphs
 from samovar.worker.model_runner import ModelRunner
+from samovar.worker.slots import Slots
 from samovar.worker.step_builder import StepBuilder
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Names that a resolved configuration may hold."""
+FIXED = "triton_fixed"
+"""The implementation that an op has for --deterministic, if its others depend on the batch."""
+
+
+class Runner(Protocol):
+    """What the worker needs of that which runs its steps."""
+
+    def launch(self, step: ScheduledStep) -> PendingStep: ...
+
+    def prepare(self) -> bool: ...
+
+    def synchronize(self) -> None: ...
 
 
 class Worker:
@@ -51,15 +82,18 @@ class Worker:
         cache_dtype = config.cache.kv_cache_dtype
         self.cache_dtype = self.dtype if cache_dtype == "auto" else DTYPES[cache_dtype]
         self.device = torch.device(facts.kind)
-        self.kernels = Kernels(Target(facts.kind, facts.architecture, self.dtype), self.device, config.device.kernel)
+        target = Target(facts.kind, facts.architecture, self.dtype, config.device.deterministic)
+        self.kernels = Kernels(target, self.device, config.device.kernel)
         self.model: DecoderLM = build(description.architecture, description.config)
         bind(self.model, self._place(torch.device("meta"), config.model.max_model_len))
         self.weight_bytes = sum(s.target.nbytes for layer in layers_of(self.model) for s in layer.sources())
         """Bytes of every tensor that is filled from the checkpoint; shared (tied) ones count once."""
         self._specs = self.model.cache_specs()
-        self.memory_plan: MemoryPlan = plan_memory(self._shape(), facts, config)
         self.attention: AttentionRoute = choose(self.model.attention_specs(), facts, config.device)
-        self._runner: ModelRunner | None = None
+        self.memory_plan: MemoryPlan = plan_memory(self._shape(), facts, config)
+        self._stream: DeviceStream | None = None
+        self._runner: Runner | None = None
+        self._fused: FusedModel | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -82,7 +116,28 @@ class Worker:
         return self.model.config.vocab_size
 
     def load(self, progress: Progress | None = None) -> None:
-        """Allocate, fill the model, allocate the cache (untouched), and make it ready to run."""
+        """Allocate, fill the model, allocate the cache (untouched), and make it ready to run.
+
+        On a GPU, kernels are compiled meanwhile, and compared with their references before anything is served.
+        """
+        if self.facts.kind == "cpu":
+            self._fill(progress)
+            self._make_runner()
+        else:
+            device.limit_memory(self.memory_plan.total_bytes)
+            compilation = warmup.begin(self)
+            self._stream = stream = CudaStream()
+            with stream.current():
+                self._fill(progress)
+                if warmup.settle(compilation, self.kernels):
+                    self._fill(progress)
+                self._make_runner()
+            device.synchronize(self.facts.kind)
+        self._check_routes()
+
+    def _fill(self, progress: Progress | None) -> None:
+        """Bind the model to the device and read its weights."""
+        self._fused = None
         with torch.inference_mode():
             bind(self.model, self._place(self.device, self.max_model_len))
             if self.description.format == "dummy" or self.config.model.load_format == "dummy":
@@ -90,27 +145,37 @@ class Worker:
             else:
                 with open_checkpoint(self.description) as checkpoint:
                     load_weights(self.model, checkpoint, progress=progress)
-            self._make_cache()
-        if self.config.device.require_route:
-            self._check_routes()
 
-    def execute(self, step: ScheduledStep) -> StepResult:
-        """Run one step; an exception means that the whole step failed. `load` must have been called."""
+    def launch(self, step: ScheduledStep) -> PendingStep:
+        """Start one step; an exception, now or from its `result`, means that the whole step failed.
+
+        A GPU's steps are queued, and run in order; a CPU's are over when this returns. `load` must have been called.
+        """
         if self._runner is None:
             raise RuntimeError(f"step {step.step_id} came before load()")
-        began = time.perf_counter()
-        result = self._runner.run(step)
-        device.synchronize(self.facts.kind)
-        result.seconds = time.perf_counter() - began
-        return result
+        return self._runner.launch(step)
+
+    def execute(self, step: ScheduledStep) -> StepResult:
+        """Run one step and wait for it; raises as `launch` does."""
+        return self.launch(step).result()
+
+    def prepare(self) -> bool:
+        """Use a moment without steps to make later ones faster; False once there is nothing left to prepare."""
+        return self._runner is not None and self._runner.prepare()
+
+    def synchronize(self) -> None:
+        """Wait for every step that was launched."""
+        if self._runner is not None:
+            self._runner.synchronize()
 
     def reset_cache(self) -> None:
         """Give the cache's memory back and start with an untouched one. No sequence may be running."""
-        self._make_cache()
+        self._make_runner()
 
     def routes(self) -> list[str]:
-        """Which implementation serves each op and each kind of attention, and why."""
-        return [*(str(route) for _, route in sorted(self.kernels.routes.items())), *self.attention.lines]
+        """Which implementation serves each op and each kind of attention, and why; then what is fused, once it is."""
+        fused = [] if self._fused is None else self._fused.lines
+        return [*(str(route) for _, route in sorted(self.kernels.routes.items())), *self.attention.lines, *fused]
 
     def memory_reading(self) -> tuple[int, int]:
         """(in use now, at most so far) in bytes, as the system sees it."""
@@ -144,31 +209,92 @@ class Worker:
             max_position_embeddings=self.description.max_position_embeddings or c.max_position_embeddings,
             element_bytes=self.dtype.itemsize,
             cache_specs=tuple(self._specs),
+            reads_pages=all(backend.captures for backend in self.attention.backends),
+            gathers_chunks=any(backend.name == CudnnAttention.name for backend in self.attention.backends),
             keeps_scores=any(spec.softcap is not None or spec.has_sinks for spec in self.model.attention_specs()),
         )
 
-    def _make_cache(self) -> None:
+    def _make_runner(self) -> None:
         """A fresh cache and fresh per-slot buffers around the loaded model."""
-        block_size = self.config.cache.block_size
-        # The old cache must be gone before the new one exists: both together were never planned.
+        # The old cache must be gone before the new one exists: both together were never planned. So must its graphs, of
+        # which the last replay may still be under way.
+        self.synchronize()
         self._runner = None
         for layer in attention_layers(self.model):
             layer.cache = (torch.empty(0), torch.empty(0))
-        cache = KVCache(self._specs, self.num_blocks, block_size, self.cache_dtype, self.device)
+        if self._stream is None:
+            self._runner = self.make_runner(self.device, None)
+            return
+        with self._stream.current():
+            self._runner = self.make_runner(self.device, self._stream)
+
+    def make_runner(self, where: torch.device, stream: DeviceStream | None) -> Runner:
+        """A cache on `where` and what runs steps on it, around the model as it is bound there.
+
+        Steps are queued on `stream`; without one they run at once, as on a CPU.
+        """
+        block_size = self.config.cache.block_size
+        cache = KVCache(self._specs, self.num_blocks, block_size, self.cache_dtype, where)
         attach(self.model, cache, self.attention)
-        num_slots = self.config.scheduler.max_num_seqs
-        builder = StepBuilder(
-            num_slots=num_slots,
-            max_model_len=self.max_model_len,
-            block_size=block_size,
-            num_blocks=self.num_blocks,
-            vocab_size=self.vocab_size,
-            device=self.device,
+        num_slots = num_seqs(self.config)
+        state = SamplingState(num_slots, self.vocab_size, self.max_model_len, where)
+        tables = BlockTables(
+            num_slots, max_model_len=self.max_model_len, block_size=block_size, num_blocks=self.num_blocks
         )
-        state = SamplingState(num_slots, self.vocab_size, self.max_model_len, self.device)
-        self._runner = ModelRunner(self.model, builder, state, plan=self.attention.plan, copy_blocks=cache.copy_blocks)
+        if stream is not None:
+            return self._device_runner(stream, state, tables, cache)
+        builder = StepBuilder(tables, state.last_sampled, vocab_size=self.vocab_size)
+        slots = Slots(state, tables.free, self.vocab_size)
+        return ModelRunner(self.model, builder, state, slots, plan=self.attention.plan, copy_blocks=cache.copy_blocks)
+
+    def _device_runner(
+        self, stream: DeviceStream, state: SamplingState, tables: BlockTables, cache: KVCache
+    ) -> DeviceRunner:
+        """With the fused model, and graphs unless `enforce_eager`."""
+        kernels, scheduler, lines = self.kernels, self.config.scheduler, dict(self.memory_plan.lines)
+        graphs = None
+        if not self.config.device.enforce_eager:
+            stream.reserve(lines.get("graph pool", 0))
+            graphs = DecodeGraphs(stream, lines.get("graphs", 0) // GRAPH_BYTES)
+        # Without chunks a prompt is one step.
+        whole = 0 if scheduler.enable_chunked_prefill else self.max_model_len
+        builder = DeviceStepBuilder(
+            stream,
+            tables,
+            state.last_sampled,
+            max_tokens=max(scheduler.max_num_batched_tokens or DEFAULT_STEP_TOKENS, num_seqs(self.config), whole),
+            vocab_size=self.vocab_size,
+            gathers=not all(backend.captures for backend in self.attention.backends),
+        )
+        self._fused = fused = self._fused or fuse(self.model, kernels)
+        model = DeviceModel(
+            forward=fused,
+            logits=self.model.logits,
+            decode_inputs=kernels.use(decode_inputs),
+            sample_tokens=kernels.use(sample_tokens),
+            copy_blocks=cache.copy_blocks,
+            last_rows=fused.last_rows,
+        )
+        return DeviceRunner(
+            model,
+            builder,
+            state,
+            self.attention,
+            stream,
+            slots=Slots(state, builder.free, self.vocab_size),
+            graphs=graphs,
+            buckets=decode_buckets(num_seqs(self.config)),
+        )
 
     def _check_routes(self) -> None:
+        """Refuse to serve with kernels that break what was asked for. Only now is known what runs."""
+        if self.config.device.deterministic:
+            routes = self.kernels.routes.items()
+            varying = [str(route) for name, route in routes if FIXED in OPS[name].prefer and route.chosen != FIXED]
+            if varying:
+                raise ConfigError(f"--deterministic: these ops would depend on the batch: {'; '.join(varying)}")
+        if not self.config.device.require_route:
+            return
         fallbacks = [str(route) for route in self.kernels.routes.values() if route.is_fallback]
         if fallbacks:
             raise ConfigError(f"--require-route: these ops would fall back to their reference: {'; '.join(fallbacks)}")

@@ -45,7 +45,7 @@ def test_defaults_keep_their_own_rules() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"max_num_seqs": 0}, "--max-num-seqs must be >= 1, got 0"),
+        ({"max_num_seqs": -1}, "--max-num-seqs must be >= 0, got -1"),
         ({"max_num_seqs": "8"}, "--max-num-seqs must be a whole number, got '8'"),
         ({"max_num_seqs": True}, "--max-num-seqs must be a whole number, got True"),
         ({"max_num_seqs": 2.5}, "--max-num-seqs must be a whole number, got 2.5"),
@@ -53,7 +53,7 @@ def test_defaults_keep_their_own_rules() -> None:
         ({"max_num_seqs": None}, "--max-num-seqs must be a whole number, got None"),
         ({"scheduling_policy": "lifo"}, "--scheduling-policy must be one of fcfs, priority, got 'lifo'"),
         ({"async_scheduling": 1}, "--async-scheduling must be true or false, got 1"),
-        ({"step_time_target_ms": float("nan")}, "--step-time-target-ms must be >= 0, got nan"),
+        ({"step_time_target_ms": float("nan")}, "--step-time-target-ms must be >= 0 or -1, got nan"),
     ],
 )
 def test_wrong_values_are_named(values: dict[str, object], words: str) -> None:

@@ -139,7 +139,7 @@ def test_flag_wins_over_variable_over_file_over_default(tmp_path: Path, monkeypa
     assert settings.engine.scheduler.max_num_seqs == 3
     assert settings.engine.model.model == "from-file"
     assert settings.engine.model.max_model_len == 32_000
-    assert settings.engine.cache.block_size == 16
+    assert settings.engine.cache.block_size == 0
     assert {"port", "log_level", "max_num_seqs", "model"} <= settings.given
     assert "block_size" not in settings.given
 
@@ -148,7 +148,7 @@ def test_flag_wins_over_variable_over_file_over_default(tmp_path: Path, monkeypa
     ("content", "message"),
     [
         ("max-num-sequences: 1", "unknown setting max-num-sequences; did you mean max-num-seqs?"),
-        ("max-num-seqs: 0", "--max-num-seqs must be >= 1, got 0"),
+        ("max-num-seqs: -1", "--max-num-seqs must be >= 0, got -1"),
         ("port: true", "--port must be a whole number, got True"),
         ("api-key: {a: b}", "--api-key must be a list of strings"),
         ("- a", "must be a mapping"),

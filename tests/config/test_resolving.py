@@ -15,6 +15,7 @@ from samovar.config.resolve import DECIDERS, resolve
 from samovar.config.rules import REQUEST_RULES, RESULT_RULES, SERVER_RULES, check_request, check_server
 from samovar.core.device_facts import DeviceFacts
 from samovar.errors import ConfigError
+from samovar.schedule.options import SchedulerOptions
 
 GIB = 1 << 30
 LAPTOP = DeviceFacts(
@@ -70,6 +71,7 @@ def test_every_decision_has_a_reason_and_what_was_given_stays() -> None:
     given: dict[str, Any] = {
         "dtype": "float32", "max_model_len": 64, "threads": 3, "max_num_batched_tokens": 17, "kv_cache_dtype": "bfloat16",
         "step_time_target_ms": 9.0, "load_format": "safetensors", "device": "cpu", "max_logprobs": 5,
+        "block_size": 32, "max_num_seqs": 8,
     }  # fmt: skip
     assert resolve(with_settings(EngineConfig(), **given), MODEL, LAPTOP).decisions == []
     assert given.items() <= settled(**given).items()
@@ -101,6 +103,18 @@ def test_step_budgets() -> None:
     assert settled(LAPTOP, enable_chunked_prefill=False)["max_num_batched_tokens"] == 4096
 
 
+def test_defaults_of_the_device_and_what_stays() -> None:
+    """Blocks follow the device unless they were asked for; no time target stays none; determinism needs a GPU."""
+    assert settled(LAPTOP)["block_size"] == 16 and settled(GPU)["block_size"] == 32
+    assert settled(GPU, block_size=16)["block_size"] == 16
+    assert settled(GPU, step_time_target_ms=-1)["step_time_target_ms"] == -1
+    made = SchedulerOptions.from_config(
+        resolve(with_settings(EngineConfig(), step_time_target_ms=-1), MODEL, GPU).config
+    )
+    assert made.step_time_target == 0.0
+    assert settled(GPU, deterministic=True)["deterministic"] is True
+
+
 def test_context_length() -> None:
     assert settled()["max_model_len"] == 4096
     assert settled(max_model_len=-1)["max_model_len"] == -1
@@ -125,7 +139,7 @@ BROKEN: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "no_remote_code": ({"trust_remote_code": True}, ("--trust-remote-code",)),
     "one_device": ({"tensor_parallel_size": 2}, ("--tensor-parallel-size 2",)),
     "format_from_checkpoint": ({"quantization": "awq"}, ("--quantization awq",)),
-    "no_determinism_yet": ({"deterministic": True}, ("--deterministic",)),
+    "no_determinism_on_cpu": ({"deterministic": True}, ("--deterministic",)),
     "one_memory_budget": (
         {"memory": "0.5", "gpu_memory_utilization": 0.5},
         ("--memory 0.5", "--gpu-memory-utilization 0.5"),

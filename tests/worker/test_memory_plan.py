@@ -18,17 +18,29 @@ from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
 from samovar.attention.base import AttentionCall, Spans
+from samovar.attention.cudnn import CudnnAttention, long_spans
 from samovar.attention.torch_sdpa import TorchSdpaAttention
+from samovar.attention.triton import MAX_PARTS, TritonAttention, meta_spans
 from samovar.config.checkpoint import describe
 from samovar.config.engine import EngineConfig
-from samovar.config.groups import CacheConfig, ModelConfig, SchedulerConfig
+from samovar.config.groups import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig
 from samovar.config.parse import parse_text
 from samovar.core.cache_spec import CacheSpec
 from samovar.core.device_facts import DeviceFacts
 from samovar.core.step import ScheduledStep
 from samovar.errors import ConfigError, MemoryPlanError
 from samovar.hardware.device import probe
-from samovar.hardware.memory import GIB, MIB, MemoryPlan, ModelShape, attention_bytes, plan_memory
+from samovar.hardware.memory import (
+    GIB,
+    MIB,
+    MemoryPlan,
+    ModelShape,
+    attention_bytes,
+    chunk_bytes,
+    decode_buckets,
+    plan_memory,
+    split_bytes,
+)
 from samovar.worker.worker import Worker
 from tests.worker.tiny_llama import BLOCK, CONTEXT, NUM_BLOCKS, VOCAB
 
@@ -213,6 +225,71 @@ def test_attention_line_covers_the_backend(
         SMOL, cache_specs=(spec,), element_bytes=dtype.itemsize, keeps_scores=softcap is not None,
     )  # fmt: skip
     assert held - 2 * q.nbytes <= attention_bytes(shape, max(spans.total_tokens), len(sizes)) + MIB
+
+
+def test_lines_of_a_gpu() -> None:
+    """Llama-8B on 140 GiB: what only a GPU needs has its lines, and eager steps need no graphs."""
+    shape = ModelShape(
+        weight_bytes=16_060_522_496,
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_heads=32,
+        head_dim=128,
+        max_position_embeddings=131072,
+        element_bytes=2,
+        cache_specs=(CacheSpec("full", 8, 128, 2),) * 32,
+        reads_pages=True,
+    )
+    facts = replace(GPU, total_bytes=140 * GIB, available_bytes=139 * GIB)
+    scheduler = SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=8192)
+    config = EngineConfig(cache=CacheConfig(block_size=32), scheduler=scheduler)
+    made, lines = plan_memory(shape, facts, config), dict(plan_memory(shape, facts, config).lines)
+    assert list(lines) == [
+        "weights", "activations", "attention workspace", "logits", "sampling", "block tables and sampler state",
+        "graph pool", "graphs", "cuBLAS workspace", "runtime", "kv cache",
+    ]  # fmt: skip
+    assert 0.98 * made.budget_bytes < made.total_bytes <= made.budget_bytes == int(0.9 * 140 * GIB)
+    assert lines["kv cache"] > 100 * GIB
+    assert lines["graph pool"] >= 256 * (128256 * 4 + 2 * (4096 + 3 * 14336))
+    assert lines["attention workspace"] == split_bytes(shape) < 32 * MIB
+    chunks = replace(shape, gathers_chunks=True)
+    assert dict(plan_memory(chunks, facts, config).lines)["attention workspace"] == chunk_bytes(shape, 131072, 8192)
+    eager = dict(plan_memory(shape, facts, replace(config, device=DeviceConfig(enforce_eager=True))).lines)
+    assert "graphs" not in eager and eager["kv cache"] > lines["kv cache"]
+    assert dict(plan_memory(replace(shape, reads_pages=False), facts, config).lines)["attention workspace"] > 100 * MIB
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 128), (16, 16, 64), (8, 1, 256), (40, 8, 80)])
+def test_the_split_line_covers_the_backend(heads: int, kv_heads: int, dim: int) -> None:
+    """What the paged backend allocates for one layer at any batch size, and its counters."""
+    shape = replace(SMOL, num_heads=heads, head_dim=dim, cache_specs=(CacheSpec("full", kv_heads, dim, 2),))
+    for num_seqs in (1, 3, 64, 256, 1000):
+        splits = TritonAttention().splits([100_000] * num_seqs, kv_heads, None)
+        parts = num_seqs * kv_heads * splits if splits > 1 else 0
+        assert parts * heads // kv_heads * (dim + 2) * 4 + MAX_PARTS * 4 <= split_bytes(shape)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (8, 8)])
+def test_the_line_of_gathered_chunks_covers_the_backend(heads: int, kv_heads: int) -> None:
+    """What a chunk holds at once besides its result: padded queries, two partial results with sums, one set of keys."""
+    dim, backend = 128, CudnnAttention()
+    shape = replace(SMOL, num_heads=heads, head_dim=dim, cache_specs=(CacheSpec("full", kv_heads, dim, 2),))
+    for new, total in ((4096, 4096), (8192, 8192), (8191, 32767), (2048, 131072), (4100, 5123)):
+        (span,) = long_spans(backend.plan(meta_spans(new, total)))
+        rows = span.square * heads * (3 if span.history else 2) * (dim * 2 + 4)
+        keys = 2 * dim * 2 * max(span.square * heads, span.history * kv_heads)
+        assert rows + keys <= chunk_bytes(replace(shape, element_bytes=2), total, new)
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 16, 40, 256, 1000])
+def test_decode_buckets(most: int) -> None:
+    """They rise to the most, and pad little."""
+    buckets = decode_buckets(most)
+    assert buckets[-1] == most and list(buckets) == sorted(set(buckets)) and buckets[0] == 1
+    for count in range(1, most + 1):
+        padded = next(size for size in buckets if size >= count)
+        assert padded <= max(count * 1.34, count + 7)
 
 
 def test_attention_line_grows_with_what_is_visible_only() -> None:
