@@ -11,7 +11,7 @@ from collections import deque
 
 from samovar.core.request import Request
 from samovar.core.sampling_params import SamplingParams
-from samovar.core.step import SampledTokens, ScheduledStep, StepResult
+from samovar.core.step import DecodeSequences, PlainTokens, ScheduledStep, StepResult
 from samovar.schedule.options import SchedulerOptions
 from samovar.schedule.scheduler import Scheduler
 
@@ -20,7 +20,12 @@ NUM_STEPS = 400
 
 def answer(step: ScheduledStep) -> StepResult:
     """A result in which every row that samples gets token 7."""
-    return StepResult(step.step_id, [SampledTokens(row.slot, [7]) for row in step.sequences if row.samples])
+    sequences = step.sequences
+    if isinstance(sequences, DecodeSequences):
+        slots = sequences.slots
+    else:
+        slots = [row.slot for row in sequences if row.samples]
+    return StepResult(step.step_id, PlainTokens(slots, [7] * len(slots)))
 
 
 def request(i: int, num_prompt: int, max_tokens: int) -> Request:

@@ -61,13 +61,15 @@ class EngineStats:
     num_free_blocks: int = 0
     num_blocks: int = 0
     prefix_cache_queries: int = 0
-    """Prompt tokens looked up since start (running totals, as are the next six)."""
+    """Prompt tokens looked up since start (running totals, as are the next seven)."""
     prefix_cache_hits: int = 0
     num_preemptions: int = 0
     num_steps: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
     step_seconds: float = 0.0
+    host_seconds: float = 0.0
+    """Time the engine's thread spent working, rather than waiting for a step, between one result and the next."""
     step_tokens: list[int] = field(default_factory=list)
     """Tokens of each step since the last snapshot, for the iteration histogram."""
 
@@ -94,3 +96,5 @@ class EngineInfo:
     """(name, value, reason) of every resolved `auto`."""
     memory_plan: list[tuple[str, int]] = field(default_factory=list)
     """(line, bytes) of the memory plan."""
+    routes: list[str] = field(default_factory=list)
+    """Which implementation serves each op and each kind of attention, and why; and what is fused."""

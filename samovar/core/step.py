@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, SupportsIndex, overload
 
 from samovar.core.outputs import TokenLogprobs
 from samovar.core.sampling_params import SamplingParams
@@ -51,6 +53,52 @@ class ScheduledSequence:
         return len(self.token_ids) < self.num_new_tokens
 
 
+FED = -1
+"""In columns of token ids: the slot's last sample, which the worker has and the host has not seen."""
+
+
+class DecodeSequences(Sequence[ScheduledSequence]):
+    """Sequences that compute one token and sample one each, as columns; rows are made for whoever asks for them.
+
+    Hundreds of rows a step are too many objects to make where nobody reads them. `totals` counts each one's tokens, the
+    new one included; `token_ids` has its id, or `FED`; `new_blocks` is by row, for those that get any. Columns do not
+    change any more, and equal ones of two steps may be one list.
+    """
+
+    __slots__ = ("_rows", "new_blocks", "slots", "token_ids", "totals")
+
+    def __init__(
+        self, slots: list[int], totals: list[int], token_ids: list[int], new_blocks: dict[int, list[int]]
+    ) -> None:
+        self.slots, self.totals, self.token_ids, self.new_blocks = slots, totals, token_ids, new_blocks
+        self._rows: list[ScheduledSequence] | None = None
+
+    def rows(self) -> list[ScheduledSequence]:
+        """All of them, made once."""
+        if self._rows is None:
+            blocks = self.new_blocks
+            self._rows = [
+                ScheduledSequence(slot, total - 1, 1, [] if token == FED else [token], blocks.get(i, []), True, total)
+                for i, (slot, total, token) in enumerate(zip(self.slots, self.totals, self.token_ids, strict=True))
+            ]
+        return self._rows
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def __iter__(self) -> Iterator[ScheduledSequence]:
+        return iter(self.rows())
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> ScheduledSequence: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[ScheduledSequence]: ...
+
+    def __getitem__(self, index: SupportsIndex | slice) -> ScheduledSequence | list[ScheduledSequence]:
+        return self.rows()[index]
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledStep:
     """One decision of the scheduler. `sequences` is in batch order; rows that sample come back in that order."""
@@ -59,7 +107,7 @@ class ScheduledStep:
     started: list[SlotStart] = field(default_factory=list)
     freed_slots: list[int] = field(default_factory=list)
     """Slots given up since the last step; applied before `started`."""
-    sequences: list[ScheduledSequence] = field(default_factory=list)
+    sequences: list[ScheduledSequence] | DecodeSequences = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     """(source, target) blocks to copy on the device before the step runs."""
 
@@ -77,15 +125,50 @@ class SampledTokens:
     logprobs: list[TokenLogprobs] | None = None
 
 
+class PlainTokens(Sequence[SampledTokens]):
+    """One token each and no logprobs, as columns; like `DecodeSequences`, it makes its rows only when asked to."""
+
+    __slots__ = ("slots", "token_ids")
+
+    def __init__(self, slots: list[int], token_ids: list[int]) -> None:
+        self.slots, self.token_ids = slots, token_ids
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def __iter__(self) -> Iterator[SampledTokens]:
+        return iter(self[:])
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> SampledTokens: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[SampledTokens]: ...
+
+    def __getitem__(self, index: SupportsIndex | slice) -> SampledTokens | list[SampledTokens]:
+        if isinstance(index, slice):
+            pairs = zip(self.slots[index], self.token_ids[index], strict=True)
+            return [SampledTokens(slot, [token]) for slot, token in pairs]
+        return SampledTokens(self.slots[index], [self.token_ids[index]])
+
+
 @dataclass(slots=True)
 class StepResult:
     """What the devices gave back for one `ScheduledStep`."""
 
     step_id: int
-    sampled: list[SampledTokens] = field(default_factory=list)
+    sampled: list[SampledTokens] | PlainTokens = field(default_factory=list)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """slot -> entries for the rows asked for, in order."""
     failed: dict[int, str] = field(default_factory=dict)
     """slot -> message: rows that failed alone; the others are valid."""
     seconds: float = 0.0
     """Device time of the step, for the learned time budget."""
+
+
+class PendingStep(Protocol):
+    """A step on its way through the devices."""
+
+    def result(self) -> StepResult:
+        """Wait for the step and return what it gave; raises what made it fail as a whole. Called once."""
+        ...

@@ -26,13 +26,23 @@ class _Task:
         self.pipeline = RequestPipeline(tokenizer, request)
         self.collector = OutputCollector(request, prompt)
         self.record = record
+        self.token_ids: list[int] | None = None
+        """Where further tokens go if nothing else becomes of them before the end: no text, logprobs or other choice."""
+        self.seen = 0.0
+        """When the latest of them came."""
+        params = request.params
+        self._is_bare = not self.pipeline.makes_text and params.logprobs is None and params.n == 1
 
-    def take(self, output: SequenceOutput) -> list[int]:
+    def take(self, output: SequenceOutput, now: float) -> list[int]:
         """Take in one output; returns the choices a stop string ended, which the engine still runs."""
+        if self.token_ids is not None:
+            self.record.catch_up(len(self.token_ids), self.seen)
         event = self.pipeline.feed(output)
         if event is not None:
             self.collector.add(event)
-            self.record.take(event, time.monotonic())
+            self.record.take(event, now)
+            if self._is_bare and output.token_ids:
+                self.token_ids, self.seen = self.collector.output.outputs[0].token_ids, now
         return self.pipeline.take_stopped()
 
 
@@ -91,21 +101,23 @@ def run_batch(
                 engine.add(request)
                 task = _Task(request, prompt, tokenizer, metrics.begin(request))
                 tasks[request.request_id] = running[request.request_id] = task
+            now = 0.0
             while running:
                 interrupts.check()
-                num_tokens = 0
-                for output in engine.step():
+                before = metrics.generation_tokens
+                outputs = engine.step()
+                previous, now = now, time.monotonic()
+                for output in _take_bare(outputs, running, metrics, previous, now):
                     if (at := running.get(output.request_id)) is None:
                         continue
-                    num_tokens += len(output.token_ids)
-                    for index in at.take(output):
+                    for index in at.take(output, now):
                         engine.abort(output.request_id, index)
                     if at.collector.output.finished:
                         del running[output.request_id]
                         at.record.end(abandoned=False, failed=False)
                 metrics.take_snapshot(engine.stats())
                 if progress is not None:
-                    progress.update(len(tasks) - len(running), num_tokens)
+                    progress.update(len(tasks) - len(running), metrics.generation_tokens - before)
         finally:
             for request_id, task in running.items():
                 engine.abort(request_id)
@@ -115,6 +127,32 @@ def run_batch(
             if progress is not None:
                 progress.close()
     return [task.collector.output for task in tasks.values()]
+
+
+def _take_bare(
+    outputs: list[SequenceOutput], running: dict[str, _Task], metrics: ServingMetrics, previous: float, now: float
+) -> list[SequenceOutput]:
+    """Take in the outputs that are nothing but further ids, all that came at `now` at once; returns the others.
+
+    Hundreds come with every step, most for sequences that got their last one with the step before, at `previous`.
+    """
+    others = []
+    num_steady = 0
+    for output in outputs:
+        task = running.get(output.request_id)
+        if task is None or task.token_ids is None or output.finish_reason is not None:
+            others.append(output)
+            continue
+        token_ids = output.token_ids
+        task.token_ids += token_ids
+        if task.seen == previous and len(token_ids) == 1:
+            num_steady += 1
+        elif token_ids:
+            metrics.count_tokens(len(token_ids), (now - task.seen) / len(token_ids))
+        task.seen = now
+    if num_steady:
+        metrics.count_tokens(num_steady, now - previous)
+    return others
 
 
 class Progress:

@@ -12,7 +12,9 @@ from samovar.config.engine import EngineConfig, with_settings
 from samovar.config.resolve import Resolved, resolve
 from samovar.core.outputs import EngineInfo
 from samovar.engine.engine import Engine
+from samovar.engine.executor import Executor
 from samovar.engine.executors.in_process import InProcessExecutor
+from samovar.engine.executors.on_stream import StreamExecutor
 from samovar.engine.report import startup_report
 from samovar.hardware.device import probe
 from samovar.hub import locate
@@ -102,7 +104,8 @@ def _assemble(worker: Worker, resolved: Resolved, name: str, started: float) -> 
     identity = CacheIdentity(
         model=str(worker.description.path), weights_version="1", kv_dtype=config.cache.kv_cache_dtype
     )
-    executor = InProcessExecutor(worker)
+    # A GPU has a queue of its own; a CPU needs a thread to compute while the engine goes on.
+    executor: Executor = StreamExecutor(worker) if worker.facts.kind == "cuda" else InProcessExecutor(worker)
     scheduler = Scheduler(options, executor.num_blocks, cache_specs=executor.cache_specs, identity=identity)
     engine = Engine(executor, scheduler, overlap=options.async_scheduling)
     info = EngineInfo(
@@ -122,5 +125,6 @@ def _assemble(worker: Worker, resolved: Resolved, name: str, started: float) -> 
         scheduling_policy=options.scheduling_policy,
         decisions=resolved.as_rows(),
         memory_plan=list(worker.memory_plan.lines),
+        routes=worker.routes(),
     )
     return engine, info

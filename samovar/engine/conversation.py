@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from samovar.config.groups import SchedulerConfig
+from samovar.config.resolve import DEFAULT_NUM_SEQS
 from samovar.core.messages import AbortRequest, AddRequest, Call, CallResult, FrontEndMessage, Outputs
 from samovar.core.outputs import EngineStats, SequenceOutput
 from samovar.core.request import Request
@@ -53,6 +54,7 @@ class Conversation:
 
     def __init__(self, limits: SchedulerConfig, send: Callable[[FrontEndMessage], None]) -> None:
         self._limits = limits
+        self._most_running = limits.max_num_seqs or DEFAULT_NUM_SEQS
         self._send = send
         self._live: dict[str, _Live] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -77,8 +79,9 @@ class Conversation:
         """True while the engine owes an answer."""
         return bool(self._live or self._calls)
 
-    def open(self) -> None:
-        """Accept requests from now on."""
+    def open(self, max_num_seqs: int | None = None) -> None:
+        """Accept requests from now on, for an engine that runs `max_num_seqs` sequences at once."""
+        self._most_running = max_num_seqs or self._most_running
         self._closed_because = None
 
     def close(self, message: str) -> None:
@@ -145,7 +148,7 @@ class Conversation:
         return live
 
     def _check_room(self, request: Request) -> None:
-        can_start = max(0, self._limits.max_num_seqs - (len(self._live) - self._queued_reqs))
+        can_start = max(0, self._most_running - (len(self._live) - self._queued_reqs))
         most = self._limits.max_num_queued_reqs
         if self._queued_reqs >= most + can_start or self.stats.num_waiting > most:
             message = f"{self._queued_reqs} requests are waiting (--max-num-queued-reqs {most}); retry later"

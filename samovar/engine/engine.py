@@ -6,13 +6,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from samovar.core.outputs import EngineStats, SequenceOutput
 from samovar.core.request import Request
-from samovar.core.step import ScheduledStep, StepResult
+from samovar.core.step import PendingStep, ScheduledStep
 from samovar.engine.executor import Executor
 from samovar.errors import EngineDeadError, ValidationError
 from samovar.schedule.scheduler import Scheduler
@@ -31,7 +30,7 @@ class _Launched:
     """A step that was submitted and whose result was not read yet."""
 
     step: ScheduledStep
-    future: Future[StepResult]
+    pending: PendingStep
 
 
 class Engine:
@@ -56,6 +55,8 @@ class Engine:
         self._launched: deque[_Launched] = deque()
         self._failed_in_a_row = 0
         self._stalled = False
+        self._host_seconds = 0.0
+        self._last_read: float | None = None
 
     @property
     def has_work(self) -> bool:
@@ -87,17 +88,26 @@ class Engine:
             self._launched.append(_Launched(step, self._executor.submit(step)))
         self._stalled = not self._launched
         if self._stalled:
+            self._last_read = None
             return []
         launched = self._launched[0]
+        if self._last_read is not None:
+            self._host_seconds += time.perf_counter() - self._last_read
         try:
-            result = launched.future.result()
+            result = launched.pending.result()
         except Exception as error:
             # The border to the devices: whatever a step raises ends the sequences of that step and nobody else's.
             self._launched.popleft()
-            return self._fail(launched.step, error)
+            outputs = self._fail(launched.step, error)
+            self._last_read = None
+            return outputs
+        self._last_read = time.perf_counter()
         self._launched.popleft()
         self._failed_in_a_row = 0
-        return self._scheduler.update(launched.step, result, self._clock())
+        outputs = self._scheduler.update(launched.step, result, self._clock())
+        if not self.has_work:
+            self._last_read = None
+        return outputs
 
     def _fail(self, step: ScheduledStep, error: Exception) -> list[SequenceOutput]:
         self._failed_in_a_row += 1
@@ -106,9 +116,16 @@ class Engine:
             raise EngineDeadError(f"{MAX_FAILED_STEPS} steps failed in a row, the last with: {error}") from error
         return self._scheduler.fail_step(step, f"the step failed: {error or type(error).__name__}")
 
+    def prepare(self) -> bool:
+        """Use a moment without work to make later steps faster; False once there is nothing left to prepare."""
+        self._last_read = None
+        return self._executor.prepare()
+
     def stats(self) -> EngineStats:
         """A snapshot for metrics."""
-        return self._scheduler.stats()
+        stats = self._scheduler.stats()
+        stats.host_seconds = self._host_seconds
+        return stats
 
     def call(self, name: str) -> Any:
         """Answer one of `CALLS` with a plain value."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from typing import Protocol
 
 from samovar.core.cache_spec import CacheSpec
-from samovar.core.step import ScheduledStep, StepResult
+from samovar.core.step import PendingStep, ScheduledStep
 
 
 class Executor(Protocol):
     """The same three verbs whether the worker is in this process, in others, or on other machines.
 
-    Steps run strictly in the order they were submitted. A future resolves to the step's result, or to an exception
+    Steps run strictly in the order they were submitted. `PendingStep.result` gives the step's result, or raises
     if the step as a whole failed (rows that fail alone are reported in `StepResult.failed`).
     """
 
@@ -22,6 +21,10 @@ class Executor(Protocol):
     @property
     def cache_specs(self) -> list[CacheSpec]: ...
 
-    def submit(self, step: ScheduledStep) -> Future[StepResult]: ...
+    def submit(self, step: ScheduledStep) -> PendingStep: ...
+
+    def prepare(self) -> bool:
+        """Use a moment without work to make later steps faster; False once there is nothing left to prepare."""
+        ...
 
     def close(self) -> None: ...

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 from samovar.config.description import ModelDescription
-from samovar.config.engine import EngineConfig
+from samovar.config.engine import EngineConfig, with_settings
+from samovar.config.resolve import NO_STEP_TIME_TARGET
 from samovar.core.outputs import EngineInfo
 from samovar.core.request import Request
 from samovar.core.sampling_params import OutputKind, SamplingParams
@@ -55,11 +56,15 @@ class LLM:
     def _start(self, config: EngineConfig, chat_template: str | None) -> None:
         self._lock = threading.Lock()
         self._is_shut_down = False
+        if config.scheduler.step_time_target_ms == 0:
+            config = with_settings(config, step_time_target_ms=NO_STEP_TIME_TARGET)  # nobody reads along
         self.description: ModelDescription = find_model(config)
         """What the checkpoint says about itself."""
         # Before the weights: a tokenizer or a template that cannot be read is known at once.
         text = load_text(config, self.description, chat_template=chat_template)
         self._engine, info = build_engine(config, once_each(_log_phase), self.description)
+        while self._engine.prepare():
+            pass  # A batch has no idle moments in which that could be done.
         self.info: EngineInfo = info
         """Facts about the loaded engine: sizes, decisions, memory plan."""
         self._preparer = make_preparer(config, self.description, info, text)

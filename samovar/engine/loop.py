@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 STALL_SECONDS = 0.02
 """How long to wait for a message when sequences wait but none can run."""
 
+IDLE_SECONDS = 0.2
+"""How long nothing must have happened before idle time is used to prepare; a request that comes then waits for it."""
+
 
 class Channel(Protocol):
     """Both directions to one front end, seen from the engine."""
@@ -41,13 +44,14 @@ class EngineLoop:
     """Owns one engine and serves one channel until `Shutdown` arrives.
 
     Messages are read between steps, so an abort is honoured before the next step is scheduled. An idle loop blocks in
-    `receive`.
+    `receive`, once the engine has nothing left to prepare.
     """
 
     def __init__(self, engine: Engine, channel: Channel) -> None:
         self._engine = engine
         self._channel = channel
         self._refused: list[SequenceOutput] = []
+        self._can_prepare = True
 
     def run(self) -> None:
         """Serve until `Shutdown`. An exception that leaves here means the engine is broken for good."""
@@ -61,12 +65,14 @@ class EngineLoop:
             self._refused = []
             if stepped:
                 outputs = outputs + self._engine.step()
-            if outputs or stepped or messages:
+            if not (outputs or stepped or messages):
+                self._can_prepare = self._engine.prepare()
+            else:
                 self._channel.send(Outputs(outputs=outputs, stats=self._engine.stats()))
 
     def _patience(self) -> float | None:
         if not self._engine.has_work:
-            return None
+            return IDLE_SECONDS if self._can_prepare else None
         return STALL_SECONDS if self._engine.is_stalled else 0.0
 
     def _apply(self, message: FrontEndMessage) -> None:

@@ -159,6 +159,11 @@ class ServingMetrics:
         for tokens in stats.step_tokens:
             observe(tokens)
 
+    def count_tokens(self, count: int, gap: float) -> None:
+        """Count `count` tokens, each of which came `gap` seconds after the one before it of its choice."""
+        self.generation_tokens += count
+        self.histograms["inter_token_latency_seconds"].observe(gap, count)
+
     def count_http(self, route: str, method: str, status: int) -> None:
         """Count one answer. `route` is a path of the route table or "other"."""
         self.http[route, method if method in HTTP_METHODS else "other", f"{status // 100}xx"] += 1
@@ -210,16 +215,22 @@ class RequestRecord:
             if event.timing is not None:
                 self._timings.append(event.timing)
 
+    def catch_up(self, num_tokens: int, last: float) -> None:
+        """The only choice has `num_tokens` by now, which `ServingMetrics.count_tokens` counted; the last came at `last`."""
+        self._tokens[0] = num_tokens
+        self._last[0] = last
+
     def _count_tokens(self, index: int, count: int, now: float) -> None:
         metrics = self._metrics
-        metrics.generation_tokens += count
         self._tokens[index] += count
         if not self._first:
             self._first = now
             metrics.histograms["time_to_first_token_seconds"].observe(now - self._arrival)
         previous = self._last.get(index)
-        if previous is not None:
-            metrics.histograms["inter_token_latency_seconds"].observe((now - previous) / count, count)
+        if previous is None:
+            metrics.generation_tokens += count
+        else:
+            metrics.count_tokens(count, (now - previous) / count)
         self._last[index] = now
 
     def _note_end(self, reason: FinishReason) -> None:
@@ -319,6 +330,7 @@ class _Exposition(Collector):
             ("samovar:requests_accepted", "Requests the engine accepted.", m.accepted),
             ("samovar:engine_steps", "Steps run.", stats.num_steps),
             ("samovar:engine_step_seconds", "Seconds spent in steps.", stats.step_seconds),
+            ("samovar:engine_host_seconds", "Seconds the engine worked on its host between steps.", stats.host_seconds),
         )
         for name, text, value in rows:
             family = CounterMetricFamily(name, text, labels=list(m.labels))

@@ -226,7 +226,7 @@ class ProcessEngineClient:
             self._take_phase(message.phase)
         elif isinstance(message, Ready):
             self._info = message.info
-            self._conversation.open()
+            self._conversation.open(message.info.max_num_seqs)
             if self._first_start is not None and not self._first_start.done():
                 self._first_start.set_result(None)
 

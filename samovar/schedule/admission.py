@@ -61,10 +61,12 @@ class StepBudget:
         self._max_tokens = max_tokens
         self.tokens_left = max_tokens
         self.num_pairs = 0
+        """(query, key) pairs of the prompts."""
+        self.decode_pairs = 0
         self.num_decoding = 0
         """Running sequences past their prompt: whom a long step would keep waiting."""
         self._prefill_tokens = 0
-        self._decodes = (0, 0)
+        self._num_decodes = 0
 
     @property
     def num_tokens(self) -> int:
@@ -104,14 +106,21 @@ class StepBudget:
     def take_decodes(self, count: int, num_pairs: int) -> None:
         """Give out one token to each of `count` decoding sequences that attend to `num_pairs` tokens together."""
         self.tokens_left -= count
-        self.num_pairs += num_pairs
-        self._decodes = (count, num_pairs)
+        self.decode_pairs = num_pairs
+        self._num_decodes = count
+
+    def report(self, seconds: float) -> None:
+        """Let the time model learn that a step with this budget took `seconds`."""
+        self._times.observe(
+            self.num_tokens, self.num_pairs, seconds, has_prefill=self.has_prefill, decode_pairs=self.decode_pairs
+        )
 
     def _in_time(self, start: int) -> int:
         """Tokens that keep the step within its time target, but never less than the share kept for prefill."""
-        decoding = self._times.predict(*self._decodes)
+        decoding = self._times.predict(self._num_decodes, 0, self.decode_pairs)
         target = max(self._options.step_time_target, decoding * (1 + PREFILL_SHARE))
-        size = self._times.tokens_within(target - self._times.predict(self.num_tokens, self.num_pairs), start)
+        planned = self._times.predict(self.num_tokens, self.num_pairs, self.decode_pairs)
+        size = self._times.tokens_within(target - planned, start)
         # Cost grows unevenly with size, so that a step is at most twice the largest one measured lately.
         size = min(size, 2 * self._times.largest_step - self.num_tokens, self._max_tokens)
         return max(int(size), MIN_PREFILL_TOKENS - self._prefill_tokens, 0)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from samovar.core.outputs import TokenLogprobs
-from samovar.core.step import ScheduledSequence, SlotStart
+from samovar.core.step import DecodeSequences, ScheduledSequence, SlotStart
 from samovar.schedule.admission import StepBudget
 from samovar.schedule.live import LiveSequence
 
-# Most rows of a decode step bring no ids and no blocks: one shared empty list spares two allocations a row.
-# Nobody changes it.
+# Most rows bring no blocks: one shared empty list spares an allocation each. Nobody changes it.
 NO_IDS: list[int] = []
 
 
@@ -19,12 +18,27 @@ class Draft:
     """Rows of a step, whose they are, and what is left of its budget."""
 
     budget: StepBudget
-    rows: list[ScheduledSequence] = field(default_factory=list)
+    rows: list[ScheduledSequence] | DecodeSequences = field(default_factory=list)
     sequences: list[LiveSequence] = field(default_factory=list)
     """Whose row it is, aligned with `rows`."""
     stays: list[int] = field(default_factory=list)
     """Each sequence's `stay` when the row was made."""
     started: list[SlotStart] = field(default_factory=list)
+
+    def add_decodes(
+        self, sequences: list[LiveSequence], token_ids: list[int], blocks: dict[int, list[int]], silent: list[int]
+    ) -> None:
+        """Make the first rows: one token each, already counted in `num_computed_tokens`. Rows `silent` do not sample."""
+        self.sequences = sequences
+        self.stays = [s.stay for s in sequences]
+        slots = [s.slot for s in sequences if s.slot is not None]
+        totals = [s.num_computed_tokens for s in sequences]
+        self.rows = DecodeSequences(slots, totals, token_ids, blocks)
+        self.budget.take_decodes(len(slots), sum(totals))
+        if silent:
+            self.rows = list(self.rows)
+            for i in silent:
+                self.rows[i] = replace(self.rows[i], samples=False, position_of_sample=-1)
 
     def add_chunk(self, sequence: LiveSequence, count: int, now: float) -> None:
         """Add the next `count` known tokens of a running sequence; tells the worker about it if they are its first."""
@@ -32,6 +46,8 @@ class Draft:
         assert slot is not None
         end = start + count
         self.budget.take(start, count)
+        if isinstance(self.rows, DecodeSequences):
+            self.rows = list(self.rows)
         new_blocks = NO_IDS
         if not sequence.is_started:
             sequence.is_started = True

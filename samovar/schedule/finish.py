@@ -26,11 +26,7 @@ def news(
 ) -> SequenceOutput:
     """An output with these new tokens; with the end and the timing too if the sequence is finished."""
     output = SequenceOutput(
-        request_id=sequence.request.request_id,
-        index=sequence.index,
-        token_ids=token_ids,
-        num_cached_tokens=sequence.num_cached_tokens,
-        logprobs=logprobs,
+        sequence.request.request_id, sequence.index, token_ids, sequence.num_cached_tokens, logprobs
     )
     if sequence.prompt_logprobs is not None and not sequence.num_prompt_logprobs_missing:
         output.prompt_logprobs = [None, *sequence.prompt_logprobs]

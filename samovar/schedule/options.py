@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from samovar.config.engine import EngineConfig
+from samovar.config.resolve import DEFAULT_NUM_SEQS
 from samovar.errors import ConfigError
 
 
@@ -14,7 +15,7 @@ class SchedulerOptions:
 
     max_model_len: int
     block_size: int = 16
-    max_num_seqs: int = 256
+    max_num_seqs: int = DEFAULT_NUM_SEQS
     max_num_batched_tokens: int = 2048
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
@@ -35,11 +36,11 @@ class SchedulerOptions:
         return cls(
             max_model_len=config.model.max_model_len,
             block_size=config.cache.block_size,
-            max_num_seqs=s.max_num_seqs,
+            max_num_seqs=s.max_num_seqs or DEFAULT_NUM_SEQS,
             max_num_batched_tokens=s.max_num_batched_tokens,
             enable_chunked_prefill=s.enable_chunked_prefill,
             long_prefill_token_threshold=s.long_prefill_token_threshold,
-            step_time_target=s.step_time_target_ms / 1000,
+            step_time_target=max(s.step_time_target_ms, 0.0) / 1000,
             scheduling_policy=s.scheduling_policy,
             async_scheduling=s.async_scheduling,
             enable_prefix_caching=config.cache.enable_prefix_caching,

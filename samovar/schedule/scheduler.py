@@ -21,13 +21,13 @@ from samovar.core.cache_spec import CacheSpec
 from samovar.core.outputs import EngineStats, SequenceOutput
 from samovar.core.request import Request
 from samovar.core.sequence import FinishReason, SequenceStatus
-from samovar.core.step import SampledTokens, ScheduledSequence, ScheduledStep, StepResult
+from samovar.core.step import FED, DecodeSequences, PlainTokens, SampledTokens, ScheduledStep, StepResult
 from samovar.errors import ValidationError
 from samovar.schedule.admission import ENTRY_RULES, House, Need, StepBudget, why_not_fit, why_not_ready
 from samovar.schedule.block_pool import BlockPool
 from samovar.schedule.cache_groups import group_layers
 from samovar.schedule.counters import Counters
-from samovar.schedule.draft import NO_IDS, Draft, collect_prompt_logprobs
+from samovar.schedule.draft import Draft, collect_prompt_logprobs
 from samovar.schedule.finish import append_token, news
 from samovar.schedule.live import LiveRequest, LiveSequence, make_sequences
 from samovar.schedule.options import SchedulerOptions
@@ -145,6 +145,15 @@ class Scheduler:
     def update(self, step: ScheduledStep, result: StepResult, now: float) -> list[SequenceOutput]:
         """Book the result of the oldest launched step; returns the news of every sequence that has any."""
         draft = self._take_launched(step, result.step_id)
+        if isinstance(draft.rows, DecodeSequences) and isinstance(result.sampled, PlainTokens) and not result.failed:
+            outputs = self._book_decodes(draft, draft.rows, result.sampled, now)
+        else:
+            outputs = self._book(draft, result, now)
+        self._measure(draft, result.seconds)
+        return outputs
+
+    def _book(self, draft: Draft, result: StepResult, now: float) -> list[SequenceOutput]:
+        """Book any kind of step."""
         sampled = {s.slot: s for s in result.sampled}
         outputs: list[SequenceOutput] = []
         for sequence, row, stay in zip(draft.sequences, draft.rows, draft.stays, strict=True):
@@ -165,7 +174,43 @@ class Scheduler:
             elif end == len(sequence.token_ids):  # max_tokens 0: the prompt was all that was wanted.
                 self._end(sequence, FinishReason.LENGTH)
                 outputs.append(news(sequence, []))
-        self._measure(draft, result.seconds)
+        return outputs
+
+    def _book_decodes(
+        self, draft: Draft, rows: DecodeSequences, sampled: PlainTokens, now: float
+    ) -> list[SequenceOutput]:
+        """`_book` for the most frequent kind of step, in which nothing happens to most sequences."""
+        size, slots, tokens = self._block_size, rows.slots, sampled.token_ids
+        outputs: list[SequenceOutput] = []
+        if sampled.slots is not slots and sampled.slots != slots:
+            by_slot = dict(zip(sampled.slots, tokens, strict=True))
+            tokens = [by_slot.get(slot, -1) for slot in slots]
+        count = 0
+        for sequence, slot, stay, end, token in zip(
+            draft.sequences, slots, draft.stays, rows.totals, tokens, strict=True
+        ):
+            sequence.num_in_flight -= 1
+            parent = sequence.parent
+            if stay == sequence.stay:  # So it has not ended either, and its tokens are those it had then.
+                if not end % size or parent.deferred:
+                    self._confirm(sequence, end)
+                may_end = end + 1 >= sequence.limit or token in sequence.end_ids
+                if token >= 0 and not may_end and sequence.prompt_logprobs is None:
+                    sequence.token_ids.append(token)
+                    timing = sequence.timing
+                    timing.last_token = now
+                    if not timing.first_token:
+                        timing.first_token = now
+                    count += 1
+                    # Arguments by name would cost as much as the rest of the loop.
+                    outputs.append(
+                        SequenceOutput(parent.request.request_id, sequence.index, [token], sequence.num_cached_tokens)
+                    )
+                    continue
+            elif sequence.finish_reason is not None:
+                continue
+            outputs.append(self._accept(sequence, None if token < 0 else SampledTokens(slot, [token]), now))
+        self._counters.totals.generation_tokens += count
         return outputs
 
     def fail_step(self, step: ScheduledStep, message: str) -> list[SequenceOutput]:
@@ -202,41 +247,37 @@ class Scheduler:
 
     def _schedule_decodes(self, draft: Draft) -> list[LiveSequence]:
         """Give each running sequence that lacks one token that token; returns those that lack more."""
-        running, size = self._running, self._block_size
-        sequences, rows, stays = draft.sequences, draft.rows, draft.stays
-        unfinished: list[LiveSequence] = []
-        num_decoding = num_pairs = i = 0
-        while i < len(running):  # Shrinks from its end when someone is preempted.
-            sequence = running[i]
-            i += 1
+        size = self._block_size
+        sequences, unfinished = list[LiveSequence](), list[LiveSequence]()
+        token_ids, silent, num_waiting = list[int](), list[int](), 0
+        blocks: dict[int, list[int]] = {}
+        for sequence in self._running:  # Shrinks from its end when someone is preempted.
             start, in_flight = sequence.num_computed_tokens, sequence.num_in_flight
             total = len(sequence.token_ids) + in_flight
             if total != start + 1 or not sequence.is_started:
                 if total > start:
                     unfinished.append(sequence)
                 continue
-            num_decoding += 1
             if in_flight and (total >= sequence.limit or not sequence.overlaps):
-                continue  # It will end with the token in flight, or needs to see it first.
-            new_blocks = NO_IDS
-            if start == len(sequence.block_table) * size:
+                num_waiting += 1  # It will end with the token in flight, or needs to see it first.
+                continue
+            if not start % size and start == len(sequence.block_table) * size:
                 if not self._find_block(sequence):
+                    num_waiting += 1
                     break
                 new_blocks = self._pool.allocate(1)
                 sequence.block_table += new_blocks
-            token_ids = NO_IDS if in_flight else [sequence.token_ids[start]]
-            samples = total < sequence.limit
-            slot = sequence.slot
-            assert slot is not None
-            rows.append(ScheduledSequence(slot, start, 1, token_ids, new_blocks, samples, total if samples else -1))
-            sequences.append(sequence)
-            stays.append(sequence.stay)
+                blocks[len(sequences)] = new_blocks
+            token_ids.append(FED if in_flight else sequence.token_ids[start])
             sequence.num_computed_tokens = total
-            if samples:
+            if total < sequence.limit:
                 sequence.num_in_flight = in_flight + 1
-            num_pairs += total
-        draft.budget.num_decoding = num_decoding
-        draft.budget.take_decodes(len(rows), num_pairs)
+            else:
+                silent.append(len(sequences))
+            sequences.append(sequence)
+        draft.budget.num_decoding = len(sequences) + num_waiting
+        if sequences:
+            draft.add_decodes(sequences, token_ids, blocks, silent)
         return unfinished
 
     def _schedule_prefills(self, draft: Draft, unfinished: list[LiveSequence], now: float) -> None:
@@ -387,7 +428,7 @@ class Scheduler:
         budget = draft.budget
         self._counters.count_step(budget.num_tokens, seconds)
         if self.options.step_time_target:
-            self._times.observe(budget.num_tokens, budget.num_pairs, seconds, has_prefill=budget.has_prefill)
+            budget.report(seconds)
 
     # Changes of state. Each sequence is in exactly one place: running, waiting or its parent's deferred list.
 

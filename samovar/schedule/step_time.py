@@ -1,6 +1,7 @@
 """StepTimeModel: how long a step of a given size will take, learned from the steps before it.
 
-seconds = a + b * tokens + c * pairs, where `pairs` counts (query, key) pairs of attention. The three figures are a
+seconds = a + b * tokens + c * pairs + d * decode pairs, where both kinds of pairs count (query, key) pairs of attention:
+those of prompts share what is read of the keys, those of decoding sequences each read their own. The figures are a
 least-squares fit with non-negative coefficients over the latest measurements. Steps with prefill and steps of decode
 alone are kept in separate windows, so that an hour of decode does not push out what is known about prefill.
 """
@@ -13,7 +14,7 @@ from collections import deque
 WINDOW = 32
 """Measurements kept of each of the two kinds."""
 
-_TOKENS, _PAIRS = 256.0, 262144.0  # Scales that bring the three columns to one size.
+_TOKENS, _PAIRS, _DECODE_PAIRS = 256.0, 262144.0, 16384.0  # Scales that bring the columns to one size.
 _RIDGE = 1e-9
 
 
@@ -21,16 +22,18 @@ class StepTimeModel:
     """Predicts seconds of a step; knows nothing until the first `observe`."""
 
     def __init__(self) -> None:
-        self._prefills: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
-        self._decodes: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
-        self._coefficients: tuple[float, float, float] | None = None
+        self._prefills: deque[tuple[float, float, float, float]] = deque(maxlen=WINDOW)
+        self._decodes: deque[tuple[float, float, float, float]] = deque(maxlen=WINDOW)
+        self._coefficients: tuple[float, float, float, float] | None = None
 
-    def observe(self, num_tokens: int, num_pairs: int, seconds: float, *, has_prefill: bool) -> None:
-        """Take the measured `seconds` of a step."""
+    def observe(
+        self, num_tokens: int, num_pairs: int, seconds: float, *, has_prefill: bool, decode_pairs: int = 0
+    ) -> None:
+        """Take the measured `seconds` of a step; `num_pairs` are those of prompts."""
         if seconds <= 0 or num_tokens <= 0:
             return
         window = self._prefills if has_prefill else self._decodes
-        window.append((num_tokens / _TOKENS, num_pairs / _PAIRS, seconds))
+        window.append((num_tokens / _TOKENS, num_pairs / _PAIRS, decode_pairs / _DECODE_PAIRS, seconds))
         self._coefficients = None
 
     @property
@@ -38,14 +41,14 @@ class StepTimeModel:
         """Tokens of the largest step in the windows: predictions far beyond it are guesses."""
         return round(max((s[0] for w in (self._prefills, self._decodes) for s in w), default=0.0) * _TOKENS)
 
-    def predict(self, num_tokens: int, num_pairs: int) -> float:
+    def predict(self, num_tokens: int, num_pairs: int, decode_pairs: int = 0) -> float:
         """Expected seconds; 0.0 while nothing was measured."""
-        a, b, c = self._fitted()
-        return a + b * num_tokens / _TOKENS + c * num_pairs / _PAIRS
+        a, b, c, d = self._fitted()
+        return a + b * num_tokens / _TOKENS + c * num_pairs / _PAIRS + d * decode_pairs / _DECODE_PAIRS
 
     def tokens_within(self, seconds: float, start: int) -> float:
-        """Tokens from position `start` that add at most `seconds` to a step; may be infinite, never negative."""
-        _, b, c = self._fitted()
+        """Prompt tokens from position `start` that add at most `seconds` to a step; may be infinite, never negative."""
+        _, b, c, _ = self._fitted()
         linear = b / _TOKENS + c / _PAIRS * (start + 0.5)
         square = c / _PAIRS / 2
         if seconds <= 0:
@@ -54,25 +57,25 @@ class StepTimeModel:
             return (math.sqrt(linear * linear + 4 * square * seconds) - linear) / (2 * square)
         return seconds / linear if linear > 0 else math.inf
 
-    def _fitted(self) -> tuple[float, float, float]:
+    def _fitted(self) -> tuple[float, float, float, float]:
         if self._coefficients is None:
             self._coefficients = self._fit()
         return self._coefficients
 
-    def _fit(self) -> tuple[float, float, float]:
-        samples = [(1.0, t, p, s) for window in (self._prefills, self._decodes) for t, p, s in window]
-        columns = [0, 1, 2]
+    def _fit(self) -> tuple[float, float, float, float]:
+        samples = [(1.0, *sample) for window in (self._prefills, self._decodes) for sample in window]
+        columns = [0, 1, 2, 3]
         while samples and columns:
             gram = [[sum(s[i] * s[j] for s in samples) for j in columns] for i in columns]
             for k, row in enumerate(gram):
                 row[k] += _RIDGE * (1 + row[k])
-            solution = _solve(gram, [sum(s[i] * s[3] for s in samples) for i in columns])
+            solution = _solve(gram, [sum(s[i] * s[4] for s in samples) for i in columns])
             worst = min(range(len(columns)), key=solution.__getitem__)
             if solution[worst] >= 0:
                 found = dict(zip(columns, solution, strict=True))
-                return (found.get(0, 0.0), found.get(1, 0.0), found.get(2, 0.0))
+                return (found.get(0, 0.0), found.get(1, 0.0), found.get(2, 0.0), found.get(3, 0.0))
             del columns[worst]
-        return (0.0, 0.0, 0.0)
+        return (0.0, 0.0, 0.0, 0.0)
 
 
 def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:

@@ -66,6 +66,11 @@ class RequestPipeline:
         return _Choice(detokenizer, StopMatcher(automaton, include_stop=params.include_stop_str_in_output))
 
     @property
+    def makes_text(self) -> bool:
+        """Whether ids become text. Without text no stop string ends a choice either."""
+        return self._tokenizer is not None and self._params.detokenize
+
+    @property
     def is_finished(self) -> bool:
         """Whether every choice has ended."""
         return all(choice.is_finished for choice in self._choices)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from samovar.config.engine import EngineConfig
 from samovar.core.cache_spec import CacheSpec
@@ -17,6 +18,9 @@ from samovar.engine.executors.in_process import InProcessExecutor
 from samovar.errors import CheckpointError
 from samovar.schedule.options import SchedulerOptions
 from samovar.schedule.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from samovar.worker.pending import FinishedStep
 
 VOCAB = 997
 EOS = 0
@@ -76,6 +80,32 @@ class FakeWorker:
                 self.last[row.slot] = next_token(ids[-1], end)
                 result.sampled.append(SampledTokens(row.slot, [self.last[row.slot]]))
         return result
+
+
+class LaunchingFake:
+    """`worker` as one whose steps are queued on the caller's thread."""
+
+    def __init__(self, worker: FakeWorker) -> None:
+        self.worker = worker
+
+    @property
+    def num_blocks(self) -> int:
+        return self.worker.num_blocks
+
+    @property
+    def cache_specs(self) -> list[CacheSpec]:
+        return []
+
+    def launch(self, step: ScheduledStep) -> FinishedStep:
+        from samovar.worker.pending import FinishedStep  # Not above: processes with a fake engine start without torch.
+
+        return FinishedStep(self.worker.execute(step))
+
+    def prepare(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        pass
 
 
 def fake_engine(worker: FakeWorker, *, overlap: bool = True, **options: object) -> Engine:

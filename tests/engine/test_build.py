@@ -65,6 +65,7 @@ def test_plan_and_decisions_are_logged_before_a_weight_is_read(
     assert len(report.splitlines()) <= 25
     for name, size in info.memory_plan:
         assert re.search(rf"^  {name} +{size / 2**20:,.1f} MiB$", report, re.MULTILINE), name
+    assert any(route.startswith("rms_norm: ") for route in info.routes)
     assert len(info.decisions) > 5
     for name, value, reason in info.decisions:
         assert re.search(rf"^  {name} +{re.escape(value)} +{re.escape(reason)}$", report, re.MULTILINE), name

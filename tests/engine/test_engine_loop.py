@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 
 import pytest
 
@@ -13,9 +14,13 @@ from samovar.config.groups import SchedulerConfig
 from samovar.core.outputs import SequenceOutput
 from samovar.core.sequence import FinishReason
 from samovar.engine.engine import Engine
+from samovar.engine.executors.on_stream import StreamExecutor
 from samovar.engine.in_process_client import InProcessEngineClient
+from samovar.engine.loop import IDLE_SECONDS
 from samovar.errors import EngineDeadError, OverloadedError, ValidationError
-from tests.engine.fakes import POISON, FakeWorker, expected, fake_engine, fake_info, request
+from samovar.schedule.options import SchedulerOptions
+from samovar.schedule.scheduler import Scheduler
+from tests.engine.fakes import POISON, FakeWorker, LaunchingFake, expected, fake_engine, fake_info, request
 
 
 def drain(engine: Engine) -> dict[tuple[str, int], list[SequenceOutput]]:
@@ -89,6 +94,55 @@ def test_a_device_that_fails_every_step_ends_the_engine() -> None:
             engine.add(request([POISON], 1))
             drain(engine)
     engine.close()
+
+
+def test_a_launch_that_raises_is_a_failed_step() -> None:
+    """Without a thread between them, what `launch` raises comes out of `result`, and the engine ends the same sequences."""
+    worker = FakeWorker()
+    settings = SchedulerOptions(max_model_len=512, async_scheduling=True)
+    engine = Engine(StreamExecutor(LaunchingFake(worker)), Scheduler(settings, worker.num_blocks))
+    bad, good = request([5, POISON], 8), request([6, 7], 8)
+    engine.add(bad)
+    news = drain(engine)
+    engine.add(good)
+    news |= drain(engine)
+    assert "no room" in (news[bad.request_id, 0][-1].error or "")
+    assert tokens_of(news[good.request_id, 0]) == expected([6, 7], 8)
+    assert engine.stats().host_seconds > 0
+    engine.close()
+
+
+def test_host_time_is_not_idle_time() -> None:
+    """Time between two requests is nobody's work."""
+    engine = fake_engine(FakeWorker())
+    for _ in range(2):
+        engine.add(request([1, 2], 4))
+        drain(engine)
+        time.sleep(0.2)
+    assert 0 < engine.stats().host_seconds < 0.1
+    engine.close()
+
+
+async def test_idle_moments_prepare() -> None:
+    """Only after a while without messages, one piece at a time, until there is nothing left; requests come first."""
+    worker = FakeWorker(delay=0.001)
+    engine = fake_engine(worker)
+    prepared: list[float] = []
+
+    def prepare() -> bool:
+        assert not engine.has_work
+        prepared.append(time.monotonic())
+        return len(prepared) < 3
+
+    engine.prepare = prepare  # type: ignore[method-assign]
+    client = InProcessEngineClient(engine, fake_info(worker))
+    began = time.monotonic()
+    assert tokens_of(await collect(client, [1], 20)) == expected([1], 20)
+    await until(lambda: len(prepared) == 3)
+    await asyncio.sleep(2.5 * IDLE_SECONDS)
+    assert len(prepared) == 3 and prepared[0] - began > IDLE_SECONDS
+    assert all(later - earlier > 0.9 * IDLE_SECONDS for earlier, later in pairwise(prepared))
+    await client.close()
 
 
 def test_unknown_call() -> None:

@@ -201,7 +201,7 @@ def test_flags(tiny_model: Path) -> None:
     with pytest.raises(ConfigError, match="cpu_offload_gb"):
         EngineArgs("m", cpu_offload_gb=4)
     with pytest.raises(ConfigError, match="max-num-seqs"):
-        EngineArgs("m", max_num_seqs=0)
+        EngineArgs("m", max_num_seqs=-1)
     with pytest.raises(ConfigError, match="max-num-seqs"):
         EngineArgs("m", max_num_seqs=[3])
     args = EngineArgs(str(tiny_model), max_model_len="1k", cpu_offload_gb=0, speculative_config=None, threads=1)

@@ -10,7 +10,7 @@ from samovar.core.outputs import SequenceOutput, TokenLogprobs
 from samovar.core.request import Request
 from samovar.core.sampling_params import SamplingParams
 from samovar.core.sequence import FinishReason, SequenceStatus
-from samovar.core.step import ScheduledStep, StepResult
+from samovar.core.step import PlainTokens, ScheduledStep, StepResult
 from samovar.schedule.options import SchedulerOptions
 from samovar.schedule.prefix_cache import PrefixKey
 from samovar.schedule.scheduler import Scheduler
@@ -58,6 +58,14 @@ def request(
     )
 
 
+def as_columns(result: StepResult) -> StepResult:
+    """The same result as a device gives it: in columns, if it is no more than one token each."""
+    rows = result.sampled
+    if all(len(row.token_ids) == 1 and row.logprobs is None for row in rows):
+        result.sampled = PlainTokens([row.slot for row in rows], [row.token_ids[0] for row in rows])
+    return result
+
+
 @dataclass
 class Heard:
     """What one choice has sent."""
@@ -79,6 +87,7 @@ class House:
         self.num_blocks = num_blocks
         self.depth = depth
         self.checks = checks
+        self.gives_columns = False
         self.scheduler = Scheduler(opts, num_blocks)
         self.worker = FakeWorker(num_blocks, opts.block_size, opts.max_num_seqs, checks_all=checks)
         self.launched: deque[ScheduledStep] = deque()
@@ -117,6 +126,8 @@ class House:
             return None
         step = self.launched.popleft()
         result = self.worker.execute(step)
+        if self.gives_columns:
+            result = as_columns(result)
         self.hear(self.scheduler.update(step, result, self.now))
         self.check()
         return result

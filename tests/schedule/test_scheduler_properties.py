@@ -24,6 +24,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.random = random.Random(seed)
         opts = random_options(self.random)
         self.house = House(opts, self.random.randrange(3, 40), depth=2)
+        self.house.gives_columns = seed % 2 == 1
 
     @rule(count=st.integers(1, 3))
     def add(self, count: int) -> None:
