@@ -13,13 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samovar.cli.bench import latency, startup, throughput
-from samovar.cli.bench.dataset import DatasetOptions, samples
+from samovar.cli.bench import latency, prefill, startup, throughput
+from samovar.cli.bench.circumstances import chosen, commit
+from samovar.cli.bench.dataset import DatasetOptions, mixed_requests, samples
 from samovar.cli.bench.figures import percentile, spread
 from samovar.cli.bench.load import Timing, arrivals
+from samovar.cli.bench.offline import GenerationOptions, fixed_length, whole_numbers
 from samovar.cli.bench.serve import goodput, most_at_once
 from samovar.cli.main import main
 from samovar.errors import ConfigError
+from tests.checkpoints import write_config, write_tokenizer
 from tests.cli.fake_api import FakeApi, running
 
 
@@ -116,6 +119,7 @@ def test_serve(backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         result["request_throughput"]
     )
     assert result["label"] == "x" and result["model_id"] == "fake"
+    assert result["circumstances"]["samovar"] and "server_version" in result["circumstances"]
     for metric in ("ttft", "tpot", "itl", "e2el"):
         for figure in ("mean", "median", "std", "p50", "p90", "p99"):
             assert result[f"{figure}_{metric}_ms"] >= 0
@@ -165,3 +169,117 @@ def test_the_first_role_chunk_is_no_token() -> None:
 
     timing = asyncio.run(measure())
     assert len(timing.itl) == 1 and timing.ttft > 0.02 and timing.text == "ab" and not timing.error
+
+
+def test_a_decode_step_is_what_the_prefill_leaves() -> None:
+    """(fastest whole run - fastest prefill) / (tokens - 1), for the whole batch; one token has no step."""
+    sizes = {"batch_size": 4, "n": 2, "output_len": 11}
+    figures = latency.decode_step([2.5, 3.0], [0.7, 0.5], sizes)
+    assert figures["prefill_ms"] == pytest.approx(500)
+    assert figures["decode_step_ms"] == pytest.approx(200)
+    assert figures["decode_tokens_per_second"] == pytest.approx(40)
+    assert "decode_step_ms" not in latency.decode_step([2.5], [0.5], {**sizes, "output_len": 1})
+    assert latency.decode_step([0.5], [0.5], sizes)["decode_tokens_per_second"] is None
+
+
+def test_names_of_the_prefill_figures() -> None:
+    figures = prefill.result(2048, [0.3, 0.1, 0.2])
+    assert figures["median_ttft_ms"] == pytest.approx(200) and figures["tokens_per_second"] == pytest.approx(10240)
+
+
+def test_mixed_requests_are_the_same_everywhere() -> None:
+    """The lengths and ids of a seed, drawn in this order: length, ids, answer's length. Recorded figures rest on it."""
+    rng = random.Random(7)
+    expected = []
+    for _ in range(20):
+        ids = [rng.randrange(10, 5000) for _ in range(rng.randint(100, 1024))]
+        expected.append((ids, rng.randint(100, 1024)))
+    options = DatasetOptions(dataset_name="mixed", num_prompts=20)
+    assert mixed_requests(options, 5000, 7) == expected
+    assert all(100 <= s.num_tokens <= 1024 and 100 <= s.output_len <= 1024 for s in samples(options, 7))
+    with pytest.raises(ConfigError, match="--mixed-min-len 9 is more than --mixed-max-len 8"):
+        mixed_requests(DatasetOptions(dataset_name="mixed", mixed_min_len=9, mixed_max_len=8), 5000, 0)
+
+
+def test_whole_numbers() -> None:
+    assert whole_numbers("--batch-size", ["1", "2k", "3, 4"]) == [1, 2000, 3, 4]
+    for bad in ([], ["0"], ["1", "model"], ["-3"]):
+        with pytest.raises(ConfigError, match="--batch-size"):
+            whole_numbers("--batch-size", bad)
+
+
+def test_several_answers_are_sampled_and_one_is_not() -> None:
+    assert fixed_length(5, 1, GenerationOptions()).is_greedy
+    assert fixed_length(5, 3, GenerationOptions()).temperature == 1.0
+    assert fixed_length(5, 1, GenerationOptions(temperature=0.5)).temperature == 0.5
+
+
+def test_the_commit_is_that_of_the_repository(tmp_path: Path) -> None:
+    assert commit(tmp_path) is None
+    assert commit() is None or len(commit().split("+")[0]) >= 7  # type: ignore[union-attr]
+
+
+def test_who_was_chosen() -> None:
+    line = "linear: triton: needs triton on cuda · torch_column: chosen · reference: always"
+    assert chosen(line) == ("linear", "torch_column")
+    assert chosen("graphs: batch sizes 1, 2, 4") == ("graphs", "batch sizes 1, 2, 4")
+
+
+@pytest.fixture(scope="module")
+def bare_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with nothing but a config.json."""
+    folder = tmp_path_factory.mktemp("bare")
+    write_tokenizer(folder)
+    write_config(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    return folder
+
+
+BARE = ["--load-format", "dummy", "--skip-tokenizer-init", "--max-num-seqs", "8"]
+
+
+@pytest.mark.parametrize(
+    ("words", "figures"),
+    [
+        ("latency --batch-size 1 3 --input-len 5 --output-len 4 --num-iters 2 --num-iters-warmup 1", ["avg_latency"]),
+        ("latency --batch-size 2 --n 2 --input-len 5 --output-len 2 --num-iters 1", ["latencies", "percentiles"]),
+        ("prefill --input-len 8 16", ["prefill"]),
+        ("throughput --num-prompts 5 --dataset-name mixed --mixed-min-len 3 --mixed-max-len 9", ["tokens_per_second"]),
+        ("throughput --num-prompts 3 --input-len 6 --output-len 4 --prefix-len 2", ["elapsed_time"]),
+    ],
+)
+def test_a_config_alone_can_be_measured(
+    bare_model: Path, tmp_path: Path, words: str, figures: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Random weights, no tokenizer: every figure comes with routes, versions, decisions and memory."""
+    name, *rest = words.split()
+    file = tmp_path / "figures.json"
+    assert main(["bench", name, str(bare_model), *BARE, *rest, "--output-json", str(file)]) == 0
+    result = json.loads(file.read_text())
+    about = result["circumstances"]
+    assert any(line.startswith("attention full") for line in about["routes"])
+    assert about["torch"] and about["device"] and about["engine"]["max_num_seqs"] == 8
+    assert 0 < about["memory"]["used"] <= about["memory"]["most_used"]
+    assert about["memory"]["planned"] == sum(about["memory"]["lines"].values())
+    assert all(result[figure] for figure in figures)
+    if name == "latency":
+        batches = [batch["batch_size"] * batch["n"] for batch in result["batches"]]
+        assert batches in ([1, 3], [4]) and result["batches"][0]["latencies"] == result["latencies"]
+        assert all(batch["prefill_ms"] > 0 and batch["host_ms_per_step"] > 0 for batch in result["batches"])
+    elif name == "prefill":
+        assert [one["input_len"] for one in result["prefill"]] == [8, 16]
+    else:
+        assert result["num_requests"] == (5 if "mixed" in words else 3)
+    printed = capsys.readouterr().out
+    assert "routes" in printed and "memory" in printed
+
+
+def test_what_cannot_be_measured_is_refused_before_loading(
+    bare_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "prefill", str(bare_model), *BARE, "--input-len", "1024"]) == 2
+    assert "--input-len 1024" in capsys.readouterr().err
+    words = ["bench", "throughput", str(bare_model), *BARE, "--dataset-name", "custom", "--dataset-path", "x"]
+    assert main(words) == 2
+    assert "--skip-tokenizer-init" in capsys.readouterr().err

@@ -24,6 +24,7 @@ def found(tmp_path: Path, path: str, text: str) -> set[str]:
 
 
 LONG = "    x = 1\n" * 61
+NINE = ", ".join(f"{name}: int" for name in "abcdefghi")
 BROKEN = {
     "file-length": ("samovar/text/a.py", HEAD + "X = 1\n" * 500),
     "model file-length": ("samovar/models/a.py", HEAD + "X = 1\n" * 150),
@@ -33,6 +34,11 @@ BROKEN = {
         "samovar/text/a.py",
         HEAD + "def _f(a: int, b: int, c: int, *d: int, e: int, f: int, g: int, h: int, i: int) -> None: ...",
     ),
+    "another decorator's parameters": (
+        "samovar/attention/a.py",
+        HEAD + f"@functools.cache\n@torch.jit\ndef _f({NINE}) -> None: ...",
+    ),
+    "annotations of a kernel annotations": ("samovar/attention/a.py", HEAD + "@triton.jit\ndef _f(a) -> None: ..."),
     "annotations": ("samovar/text/a.py", HEAD + "def _f(a) -> None: ..."),
     "result annotations": ("samovar/text/a.py", HEAD + "class _A:\n    def f(self): ..."),
     "docstring": ("samovar/text/a.py", "X = 1\n"),
@@ -58,6 +64,14 @@ BROKEN = {
 FINE = {
     "a long test": ("tests/text/a.py", HEAD + "X = 1\n" * 700),
     "a long kernel": ("samovar/kernels/a.py", HEAD + f'def f() -> None:\n    """Say."""\n{LONG}' + "X = 1\n" * 500),
+    "a Triton kernel outside of kernels": (
+        "samovar/attention/a.py",
+        HEAD + f'@triton.jit\ndef f({NINE}) -> None:\n    """Say."""\n{LONG}',
+    ),
+    "a Triton kernel with options": (
+        "samovar/attention/a.py",
+        HEAD + f'@triton.jit(do_not_specialize=["a"])\ndef f({NINE}) -> None:\n    """Say."""\n{LONG}',
+    ),
     "a long schema": ("samovar/server/openai/schema.py", HEAD + "X = 1\n" * 700),
     "a docstring does not count": (
         "samovar/text/a.py",
@@ -103,6 +117,8 @@ def test_averages(tmp_path: Path) -> None:
     file.write_text(HEAD + "".join(f"def f{i}() -> None:\n" + "    x = 1\n" * 31 for i in range(8)))
     assert {v.gate for v in budgets.averages([Source(file, tmp_path)])} == {"median-file", "p90-function"}
     file.write_text(HEAD)
+    assert list(budgets.averages([Source(file, tmp_path)])) == []
+    file.write_text(HEAD + "".join(f"@triton.jit\ndef f{i}() -> None:\n" + "    x = 1\n" * 31 for i in range(4)))
     assert list(budgets.averages([Source(file, tmp_path)])) == []
 
 

@@ -23,8 +23,9 @@ WORDS = (
 class DatasetOptions(Group):
     """What is asked."""
 
-    dataset_name: str = field(default="random", choices=("random", "sharegpt", "custom"))
-    """random words; a ShareGPT file; or a JSONL file with "prompt" and optionally "output_tokens" on each line."""
+    dataset_name: str = field(default="random", choices=("random", "mixed", "sharegpt", "custom"))
+    """random: words, all of about the same length; mixed: prompts and answers of any length between two; a ShareGPT
+    file; or a JSONL file with "prompt" and optionally "output_tokens" on each line."""
     dataset_path: str | None = field(default=None)
     """File of the sharegpt or custom dataset."""
     num_prompts: int = field(default=100, ge=1)
@@ -37,6 +38,10 @@ class DatasetOptions(Group):
     """Both lengths vary by this part around their value; 0.5 means from half to one and a half."""
     prefix_len: int = field(default=0, ge=0, flags=("--random-prefix-len",))
     """Tokens that all random prompts begin with, on top of their length."""
+    mixed_min_len: int = field(default=100, ge=1)
+    """Fewest tokens of a mixed prompt, and of its answer."""
+    mixed_max_len: int = field(default=1024, ge=1)
+    """Most tokens of a mixed prompt, and of its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,9 @@ def samples(options: DatasetOptions, seed: int) -> list[Sample]:
     """The prompts of a run. Raises `ConfigError` for a file that is missing or not of its kind."""
     if options.dataset_name == "random":
         return _random(options, random.Random(seed))
+    if options.dataset_name == "mixed":
+        generator = random.Random(seed)
+        return [_words(generator, *_mixed_lengths(options, generator)) for _ in range(options.num_prompts)]
     if options.dataset_path is None:
         raise ConfigError(f"--dataset-name {options.dataset_name} needs --dataset-path")
     try:
@@ -82,6 +90,35 @@ def _random(options: DatasetOptions, generator: random.Random) -> list[Sample]:
         words = prefix + generator.choices(WORDS, k=vary(options.input_len))
         made.append(Sample(" ".join(words), len(words), vary(options.output_len)))
     return made
+
+
+def mixed_requests(options: DatasetOptions, vocab_size: int, seed: int) -> list[tuple[list[int], int]]:
+    """(prompt ids, tokens to generate): lengths uniform between the two bounds. What a seed gives depends on nothing but
+    the arguments, so that engines are compared over equal work. Raises `ConfigError`."""
+    generator, made = random.Random(seed), []
+    low, high = _mixed_bounds(options)
+    for _ in range(options.num_prompts):
+        length = generator.randint(low, high)
+        # The first ids are special in most vocabularies.
+        ids = [generator.randrange(min(10, vocab_size - 1), vocab_size) for _ in range(length)]
+        made.append((ids, generator.randint(low, high)))
+    return made
+
+
+def _mixed_bounds(options: DatasetOptions) -> tuple[int, int]:
+    low, high = options.mixed_min_len, options.mixed_max_len
+    if low > high:
+        raise ConfigError(f"--mixed-min-len {low} is more than --mixed-max-len {high}")
+    return low, high
+
+
+def _mixed_lengths(options: DatasetOptions, generator: random.Random) -> tuple[int, int]:
+    low, high = _mixed_bounds(options)
+    return generator.randint(low, high), generator.randint(low, high)
+
+
+def _words(generator: random.Random, length: int, output_len: int) -> Sample:
+    return Sample(" ".join(generator.choices(WORDS, k=length)), length, output_len)
 
 
 def _sharegpt(text: str, options: DatasetOptions) -> list[Sample]:

@@ -8,6 +8,7 @@ import math
 import time
 from typing import Any
 
+from samovar.cli.bench.circumstances import described, software
 from samovar.cli.bench.dataset import DatasetOptions, Sample, samples
 from samovar.cli.bench.figures import parse_percents, save, spread
 from samovar.cli.bench.load import Schedule, Target, Timing, run_load, send
@@ -96,6 +97,7 @@ def run(settings: Settings) -> int:
     """Send the load, print the figures; exit code 1 if no request succeeded."""
     result = asyncio.run(measure(settings))
     print(report(result))
+    print(described(result["circumstances"]))
     load = settings[LoadOptions]
     if load.save_result or load.save_detailed or load.result_filename:
         name = load.result_filename or f"{result['backend']}-{load.request_rate:g}qps-{result['date']}.json"
@@ -111,7 +113,7 @@ async def measure(settings: Settings) -> dict[str, Any]:
     wanted = parse_metrics(load.percentile_metrics)
     target = await make_target(options)
     chosen = samples(settings[DatasetOptions], load.seed)
-    is_random = settings[DatasetOptions].dataset_name == "random"
+    is_random = settings[DatasetOptions].dataset_name in ("random", "mixed")
     asked = [(sample, await exact_ids(target, sample) if is_random else None) for sample in chosen]
     for index in range(load.num_warmups):
         timing = await send(target, *asked[index % len(asked)])
@@ -130,6 +132,8 @@ async def measure(settings: Settings) -> dict[str, Any]:
         "max_concurrency": load.max_concurrency,
     }
     head |= dict(pair.partition("=")[::2] for pair in load.metadata)
+    # What runs behind the address is the server's own; its version is all it says.
+    head["circumstances"] = software() | {"server_version": await server_version(target)}
     return head | figures(timings, seconds, wanted, percents) | goodput(timings, seconds, limits) | details(timings)
 
 
@@ -157,6 +161,15 @@ async def make_target(options: TargetOptions) -> Target:
     extra = options.extra_body | ({"ignore_eos": True} if options.ignore_eos else {})
     path = options.endpoint or PATHS[options.backend]
     return Target(address, path, options.model or names[0], headers, extra)
+
+
+async def server_version(target: Target) -> str | None:
+    """The version that the server reports; None where it has no /version."""
+    try:
+        answer = await get_json(target.address, "/version", target.headers)
+    except (RequestRefused, ValueError):
+        return None
+    return str(answer["version"]) if isinstance(answer, dict) and "version" in answer else None
 
 
 async def exact_ids(target: Target, sample: Sample) -> list[int] | None:

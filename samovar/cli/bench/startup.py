@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from samovar.cli.bench.circumstances import Circumstances, described
 from samovar.cli.bench.figures import PERCENTS, percentile, save
 from samovar.cli.connection import ENGINE_OPTIONS, Connection, engine_words, model_names
 from samovar.cli.described import fetch
@@ -47,6 +48,7 @@ def run(settings: Settings) -> int:
     options = settings[StartupOptions]
     path = fetch(settings.engine.model)
     words = engine_words(settings)
+    prompt: str | list[int] = [11, 12, 13, 14] if settings.engine.model.skip_tokenizer_init else "Once upon a time"
     kinds = (
         ["cold"] * options.num_iters_cold + ["warmup"] * options.num_iters_warmup + ["warm"] * options.num_iters_warm
     )
@@ -55,27 +57,30 @@ def run(settings: Settings) -> int:
         for index, kind in enumerate(kinds):
             if kind == "cold":
                 drop_from_page_cache(path)
-            seen[kind].append(start_once(words))
+            seen[kind].append(start_once(words, prompt))
             progress(index + 1, len(kinds))
     figures = result(seen["cold"], seen["warm"])
+    # Only now: declaring the model would warm what the starts are to find cold, and take memory from them.
+    found = Circumstances(settings).of()
     print(report(figures))
-    save(options.output_json, figures)
+    print(described(found))
+    save(options.output_json, figures | {"circumstances": found})
     return 0
 
 
-def start_once(words: list[str]) -> tuple[float, float]:
+def start_once(words: list[str], prompt: str | list[int]) -> tuple[float, float]:
     """(seconds until ready, seconds until the first token) of one start."""
     began = time.perf_counter()
     with local_server(words) as server:
         ready = time.perf_counter() - began
         address = Address(uds=server.uds, prefix="/v1")
-        asyncio.run(_first_token(address))
+        asyncio.run(_first_token(address, prompt))
         return ready, time.perf_counter() - began
 
 
-async def _first_token(address: Address) -> None:
+async def _first_token(address: Address, prompt: str | list[int]) -> None:
     model = (await model_names(address, None))[0]
-    body = {"prompt": "Once upon a time", "max_tokens": 1, "ignore_eos": True}
+    body = {"prompt": prompt, "max_tokens": 1, "ignore_eos": True}
     async for _ in Connection(address, model, None).stream("/completions", body):
         return
 

@@ -1,0 +1,98 @@
+"""Tiny checkpoints with head sizes that GPU kernels serve: a Llama, a Qwen 3 (q/k-norm, tied), a Gemma 2 (window, soft caps)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from tests.checkpoints import shapes
+
+VOCAB = 1003
+"""No multiple of anything: the last tile of every kernel is a partial one."""
+
+COMMON: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "vocab_size": VOCAB,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "torch_dtype": "float32",
+    "tie_word_embeddings": True,
+}
+
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    },
+    "qwen3": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_act": "silu",
+        "head_dim": 128,
+        "num_key_value_heads": 4,
+    },
+    "gemma2": {
+        "architectures": ["Gemma2ForCausalLM"],
+        "model_type": "gemma2",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 64,
+        "sliding_window": 40,
+        "attn_logit_softcapping": 4.0,
+        "final_logit_softcapping": 12.0,
+    },
+}
+"""What differs from `COMMON`."""
+
+
+def model_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Tensor name -> shape."""
+    found = shapes(config)
+    if config["tie_word_embeddings"]:
+        del found["lm_head.weight"]
+    for i in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{i}."
+        if config["model_type"] == "qwen3":
+            for name in ("q_norm", "k_norm"):
+                found[f"{layer}self_attn.{name}.weight"] = (config["head_dim"],)
+        if config["model_type"] == "gemma2":
+            for name in ("pre_feedforward_layernorm", "post_feedforward_layernorm"):
+                found[f"{layer}{name}.weight"] = (config["hidden_size"],)
+    return found
+
+
+def write_model(folder: Path, kind: str, seed: int = 3) -> Path:
+    """Random float32 weights, in which layers count for more than the last token's own embedding."""
+    config = {**COMMON, **KINDS[kind]}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    rng, tensors = np.random.default_rng(seed), {}
+    center = 0.0 if kind == "gemma2" else 1.0
+    hidden = config["hidden_size"]
+    for name, shape in model_shapes(config).items():
+        if len(shape) == 1:
+            # A tied head of small embeddings needs a large last norm, or all tokens were nearly equally likely.
+            last = 8.0 if config["tie_word_embeddings"] and name == "model.norm.weight" else 1.0
+            values = last * (1 + 0.1 * rng.standard_normal(shape)) - (1.0 - center)
+        elif name == "model.embed_tokens.weight":
+            size = 1.0 if kind == "llama" else 0.3 if kind == "qwen3" else 0.1 / hidden**0.5
+            values = size * rng.standard_normal(shape)
+        else:
+            values = 1.7 * rng.standard_normal(shape) / np.sqrt(shape[1])
+        tensors[name] = values.astype(np.float32)
+    if kind == "gemma2":
+        tensors["model.norm.weight"] += 40.0
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
