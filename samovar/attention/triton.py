@@ -164,7 +164,8 @@ class TritonAttention:
         call: AttentionCall,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See `AttentionBackend.run`. `q` must be contiguous."""
+        """See `AttentionBackend.run`. Queries that nothing rotated are a slice of a wider product, and are copied."""
+        q = q.contiguous()
         step, out = cast(TritonPlan, plan), torch.empty_like(q)
         if step.num_decodes:
             kind = (cache[0].shape[2], call.window)

@@ -119,6 +119,13 @@ def test_decode_in_any_number_of_parts(splits: int) -> None:
     check(step, PLAIN, torch.randn(4, device=DEVICE), splits=splits)
 
 
+def test_queries_may_be_a_slice() -> None:
+    """Layers without rope give the query part of one product as it is."""
+    spans, q, cache = make_step([(1, 70), (1, 5), (9, 40)])
+    wide = torch.cat((q, torch.full_like(q, torch.nan)), 1)
+    check((spans, wide[:, : q.shape[1]], cache))
+
+
 def test_decode_that_overlaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asked for ahead changes nothing, also where there are few keys or none."""
     monkeypatch.setattr(overlap, "_is_on", True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from samovar.attention.choose import CANDIDATES
+from samovar.attention.torch_sdpa import TorchSdpaAttention
 from samovar.layers import Layer, bind
 from samovar.models import registry
 from samovar.weights.load import fill_dummy
@@ -48,7 +48,7 @@ def test_the_example_is_a_working_family(teapot: None) -> None:
     assert "model.blocks.2.mlp.out.weight" in names and "model.blocks.0.self_attn.q_proj.weight" in names
     assert not any("layers" in name or "down_proj" in name or "lm_head" in name for name in names)
     assert [spec.window for spec in model.cache_specs()] == [6, 6, None]
-    run, ids = PagedRun(model, CANDIDATES[0]()), tokens(20, 1)
+    run, ids = PagedRun(model, TorchSdpaAttention()), tokens(20, 1)
     (whole,) = run.step([(run.stream(20), ids)])
     stream = run.stream(20)
     chunked = torch.cat([*run.step([(stream, ids[:9])]), *run.step([(stream, ids[9:])])])
