@@ -163,7 +163,7 @@ def step_time_target_ms(config: EngineConfig, description: ModelDescription, fac
         return None
     if facts.kind == "cpu":
         return Decision("step_time_target_ms", 250.0, "four tokens a second for readers while prompts are computed")
-    return Decision("step_time_target_ms", 50.0, "twenty tokens a second for readers while prompts are computed")
+    return Decision("step_time_target_ms", 45.0, "twenty tokens a second for readers while prompts are computed")
 
 
 def generation_config(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> Decision | None:

@@ -42,6 +42,7 @@ class Linear(Layer):
         }
         if self.split == "in":
             features["in"] = self.tp.share(self.in_features, f"the input width of {self.path}")
+        self.num_inputs, self.compute_dtype = features["in"], place.dtype
         self.weights = {spec.name: place.empty(*spec.shape(features), dtype=spec.dtype) for spec in self.specs}
         self.bias = self.weights.get("bias")
 

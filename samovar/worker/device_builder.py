@@ -6,6 +6,7 @@ in which each sequence computes one token and samples send four integers a row; 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -181,8 +182,8 @@ class DeviceStepBuilder:
         none = np.zeros(0, np.int64)
         self.send_decode(DecodeRows([], none, [], none, []), padded)
 
-    def send(self, chunks: Chunks) -> SentStep:
-        """Queue the upload of any step."""
+    def send(self, chunks: Chunks, sizes: Sequence[int]) -> SentStep:
+        """Queue the upload of any step; its rows that sample are padded to the next of `sizes`, which are ascending."""
         sequences, first_rows, token_ids = chunks.sequences, chunks.first_rows, chunks.token_ids
         count = len(sequences)
         slots = np.fromiter((s.slot for s in sequences), np.int64, count)
@@ -194,9 +195,11 @@ class DeviceStepBuilder:
         fed = np.flatnonzero([s.feeds_last_sample for s in sequences])
         samples = np.flatnonzero([s.samples for s in sequences])
         sampling = SampleRows(slots[samples], np.array([sequences[i].position_of_sample for i in samples], np.int64))
+        padding = sizes[bisect_left(sizes, len(samples))] - len(samples) if len(samples) else 0
         parts = (
             token_ids, positions, mapping, first_rows, totals, slots, first_rows[fed + 1] - 1, slots[fed],
-            first_rows[samples + 1] - 1, sampling.slots, sampling.positions,
+            _padded(first_rows[samples + 1] - 1, padding, 0), _padded(sampling.slots, padding, self.num_slots),
+            _padded(sampling.positions, padding, 0),
         )  # fmt: skip
         array, views, end = self._begin(sum(aligned(len(part)) for part in parts)), [], 0
         for part in parts:
@@ -222,10 +225,11 @@ class DeviceStepBuilder:
         )
 
     def sampling_spans(self, sent: SentStep) -> Spans:
-        """The sequences of `sent` that sample, as if only their last token were new. Uploads nothing."""
-        totals, count = sent.sampling.positions, len(sent.sampling.slots)
+        """The sequences of `sent` that sample, as if only their last token were new, and padding. Uploads nothing."""
+        totals, count = sent.sampling.positions, len(sent.sample_slots)
         tensors = SpanTensors(self._first_rows[: count + 1], sent.sample_positions, sent.sample_slots, self.tables)
-        return Spans([1] * count, totals.tolist(), self._block_tables(sent.sample_slots, totals), tensors)
+        padded = totals.tolist() + [0] * (count - len(totals))
+        return Spans([1] * count, padded, self._block_tables(sent.sample_slots, totals), tensors)
 
     def _block_tables(self, slots: torch.Tensor, totals: Ints) -> torch.Tensor:
         if not self._gathers:
@@ -260,3 +264,8 @@ class DeviceStepBuilder:
         """`_send` with all that were noted. Where memory runs out they stay noted: the step is computed in parts then."""
         self._send(array, end, self._new_blocks)
         self._new_blocks = []
+
+
+def _padded(values: Ints, padding: int, value: int) -> Ints:
+    """`values` and `padding` times `value`."""
+    return np.concatenate((values, np.full(padding, value))) if padding else values

@@ -398,7 +398,7 @@ def test_tables_on_the_device_are_those_of_the_host() -> None:
                 [total, 0, 0, 0],
             ]
         else:
-            sent = builder.send(builder.chunks([sequence]))
+            sent = builder.send(builder.chunks([sequence]), [8])
             assert sent.slot_mapping.tolist() == [blocks[(total - 1) // 2] * 2 + (total - 1) % 2]
         counts, rows_on_host = builder._host.counts, builder._host.rows
         for each in range(4):
@@ -413,8 +413,8 @@ def test_new_blocks_outlive_a_failed_upload(monkeypatch: pytest.MonkeyPatch) -> 
     with monkeypatch.context() as patched:
         patched.setattr(builder, "tables", builder.tables.new_empty(0))
         with pytest.raises(RuntimeError):
-            builder.send(chunks)
-    builder.send(builder.again(chunks.sequences))
+            builder.send(chunks, [8])
+    builder.send(builder.again(chunks.sequences), [8])
     assert builder.tables[1, :2].tolist() == [7, 8]
 
 
