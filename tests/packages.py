@@ -31,10 +31,11 @@ def package_file(name: str, version: str, member: str, sha256: str) -> Path:
     return path
 
 
-def package_folder(name: str, version: str, prefix: str, sha256: str) -> Path:
+def package_folder(name: str, version: str, prefix: str, sha256: str, *, source: bool = False) -> Path:
     """A folder with every file of a package whose path begins with `prefix`, under its path in the package.
 
-    A source package's own top folder is left out of the paths.
+    A source package's own top folder is left out of the paths. With `source`, it is the source package that is wanted,
+    even where there is a wheel.
     """
     key = hashlib.sha256(prefix.encode()).hexdigest()[:12]
     folder = cache_root() / "tests" / f"{name}-{version}-{key}"
@@ -43,7 +44,7 @@ def package_folder(name: str, version: str, prefix: str, sha256: str) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
-        _unpack(_archive(name, version, sha256), prefix, fresh)
+        _unpack(_archive(name, version, sha256, source), prefix, fresh)
         os.replace(fresh, folder)
     except OSError:
         if not folder.is_dir():  # otherwise another process was faster
@@ -53,11 +54,11 @@ def package_folder(name: str, version: str, prefix: str, sha256: str) -> Path:
     return folder
 
 
-def _archive(name: str, version: str, sha256: str) -> Path:
-    kept = cache_root() / "tests" / f"{name}-{version}.archive"
+def _archive(name: str, version: str, sha256: str, source: bool = False) -> Path:
+    kept = cache_root() / "tests" / f"{name}-{version}.{'source' if source else 'archive'}"
     if not kept.is_file():
         with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
-            _download(f"{name}=={version}", name, folder)
+            _download(f"{name}=={version}", name, folder, source)
             (found,) = Path(folder).iterdir()
             os.replace(found, kept)
     with kept.open("rb") as file:
@@ -68,10 +69,10 @@ def _archive(name: str, version: str, sha256: str) -> Path:
     return kept
 
 
-def _download(wanted: str, name: str, folder: str) -> None:
+def _download(wanted: str, name: str, folder: str, source: bool) -> None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps", "--dest", folder]
     reasons = []
-    for choice in (["--only-binary", ":all:"], ["--no-binary", name]):
+    for choice in (["--only-binary", ":all:"], ["--no-binary", name])[source:]:
         try:
             run = subprocess.run(
                 [*command, *choice, wanted], capture_output=True, text=True, timeout=PIP_TIMEOUT_SECONDS, check=False

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
-    "server cli engine worker sample models weights layers attention cache quant kernels schedule text hub hardware "
+    "server cli engine worker sample models weights layers attention cache quant grammar kernels schedule text hub hardware "
     "parallel config core errors"
 ).split()
 

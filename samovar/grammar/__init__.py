@@ -1,0 +1,1 @@
+"""Structured output: schemas, patterns and grammars of clients, made safe, compiled, and matched token by token."""
