@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from samovar.core.outputs import SequenceTiming
 from samovar.core.sequence import FinishReason
+from samovar.core.tools import ToolCallDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,18 @@ class PositionLogprobs:
 class GenerationEvent:
     """What happened to choice `index` since its last event.
 
-    `text` and `token_ids` are increments. Text may lag behind tokens (half a character, or a tail that may become a
-    stop string) and is complete when `finish_reason` is set. `error` explains `FinishReason.ERROR`.
+    `text`, `reasoning`, `tool_calls` and `token_ids` are increments: what was said, what was thought before it, and news
+    of the calls made after it. What comes in another order comes in several events. Text may lag behind tokens (half a
+    character, or a tail that may become a stop string or a mark) and is complete when `finish_reason` is set. `error`
+    explains `FinishReason.ERROR`.
     """
 
     index: int
     text: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
+    num_reasoning_tokens: int = 0
+    """How many of `token_ids` were thought."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] | None = None
     prompt_logprobs: list[PositionLogprobs | None] | None = None

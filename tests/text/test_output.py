@@ -45,7 +45,7 @@ def outputs(
 
 
 def run(pipeline: RequestPipeline, news: list[SequenceOutput]) -> list[GenerationEvent]:
-    return [event for output in news if (event := pipeline.feed(output)) is not None]
+    return [event for output in news for event in pipeline.feed(output)]
 
 
 def whole(events: list[GenerationEvent]) -> tuple[str, list[int], FinishReason | None, int | str | None]:
@@ -76,37 +76,34 @@ def test_grouping_does_not_matter(
     single = whole(run(RequestPipeline(TOKENIZER, request(**params)), outputs(ids, [1] * 30, finish)))
     assert streamed == at_once == single
     if not stop:
-        shown = ids[:-1] if finish is FinishReason.STOP and not include else ids
+        shown = ids[:-1] if finish is FinishReason.STOP and ids[-1] == EOS and not include else ids
         assert at_once == (TOKENIZER.decode(shown), ids, finish, None)
 
 
 def test_stop_string_ends_a_choice() -> None:
     """B031, B037: text is cut, later outputs are dropped, and the engine's side is named once for aborting."""
     pipeline = RequestPipeline(TOKENIZER, request(stop=["\n\n"]))
-    first = pipeline.feed(SequenceOutput("r", 0, [*b"ab", 259, *b"more"]))
-    assert first is not None
+    (first,) = pipeline.feed(SequenceOutput("r", 0, [*b"ab", 259, *b"more"]))
     assert (first.text, first.finish_reason, first.stop_reason) == ("ab.", FinishReason.STOP, "\n\n")
     assert first.token_ids == [*b"ab", 259]
     assert pipeline.take_stopped() == [0] and pipeline.take_stopped() == [] and pipeline.is_finished
-    assert pipeline.feed(SequenceOutput("r", 0, [*b"z"], finish_reason=FinishReason.LENGTH)) is None
+    assert pipeline.feed(SequenceOutput("r", 0, [*b"z"], finish_reason=FinishReason.LENGTH)) == []
 
 
 def test_engine_ended_already() -> None:
     """B031: a stop string in the last output needs no abort; it is the reason that counts."""
     pipeline = RequestPipeline(TOKENIZER, request(stop=["b"]))
-    event = pipeline.feed(SequenceOutput("r", 0, [*b"ab"], finish_reason=FinishReason.LENGTH))
-    assert event is not None and (event.text, event.stop_reason) == ("a", "b")
+    (event,) = pipeline.feed(SequenceOutput("r", 0, [*b"ab"], finish_reason=FinishReason.LENGTH))
+    assert (event.text, event.stop_reason) == ("a", "b")
     assert pipeline.take_stopped() == []
 
 
 def test_choices_are_apart() -> None:
     """B035: every choice has its own buffers."""
     pipeline = RequestPipeline(TOKENIZER, request(n=2, temperature=1.0, stop=["ab"]))
-    events = [
-        pipeline.feed(SequenceOutput("r", index, [token]))
-        for index, token in ((0, 0x61), (1, 0x62), (1, 0x63), (0, 0x62))
-    ]
-    assert [e.text for e in events if e is not None] == ["", "b", "c", ""]
+    tokens = ((0, 0x61), (1, 0x62), (1, 0x63), (0, 0x62))
+    events = [event for index, token in tokens for event in pipeline.feed(SequenceOutput("r", index, [token]))]
+    assert [e.text for e in events] == ["", "b", "c", ""]
     assert pipeline.take_stopped() == [0] and not pipeline.is_finished
 
 
@@ -167,8 +164,8 @@ def test_logprobs() -> None:
     entry = TokenLogprobs([0xE4, 0x61, 256], [-0.5, -0.1, -0.2], 3)
     output = SequenceOutput("r", 0, [0xE4, 0x62, 0x63], logprobs=[entry, entry, entry])
     output.prompt_logprobs = [None, TokenLogprobs([0x80, 0x61], [-9.0, -1.0], 77)]
-    event = pipeline.feed(output)
-    assert event is not None and event.logprobs is not None and event.prompt_logprobs is not None
+    (event,) = pipeline.feed(output)
+    assert event.logprobs is not None and event.prompt_logprobs is not None
     assert len(event.logprobs) == len(event.token_ids) == 2
     chosen, top = event.logprobs[0].chosen, event.logprobs[0].top
     assert (chosen.token_id, chosen.text, chosen.raw, chosen.logprob, chosen.rank) == (0xE4, "\ufffd", b"\xe4", -0.5, 3)
@@ -185,8 +182,8 @@ def test_without_text(tokenizer: ByteTokenizer | None) -> None:
     """B059: `detokenize` off, or no tokenizer: ids only, no text, entries still complete."""
     params: dict[str, Any] = {"logprobs": 0} | ({"detokenize": False} if tokenizer is not None else {})
     pipeline = RequestPipeline(tokenizer, request(**params))
-    event = pipeline.feed(SequenceOutput("r", 0, [0x61, 0xE4], logprobs=[TokenLogprobs([0x61], [-1.0], 1)] * 2))
-    assert event is not None and event.text == "" and event.token_ids == [0x61, 0xE4]
+    (event,) = pipeline.feed(SequenceOutput("r", 0, [0x61, 0xE4], logprobs=[TokenLogprobs([0x61], [-1.0], 1)] * 2))
+    assert event.text == "" and event.token_ids == [0x61, 0xE4]
     assert event.logprobs is not None and event.logprobs[0].chosen.token_id == 0x61
 
 
@@ -195,8 +192,7 @@ def test_errors_and_figures_pass_through() -> None:
     pipeline = RequestPipeline(TOKENIZER, request())
     output = SequenceOutput("r", 0, [], num_cached_tokens=7, finish_reason=FinishReason.ERROR, error="row failed")
     output.timing = SequenceTiming(arrival=3.0)
-    event = pipeline.feed(output)
-    assert event is not None
+    (event,) = pipeline.feed(output)
     assert (event.finish_reason, event.error, event.num_cached_tokens) == (FinishReason.ERROR, "row failed", 7)
     assert event.timing is not None and event.timing.arrival == 3.0
 
@@ -204,8 +200,8 @@ def test_errors_and_figures_pass_through() -> None:
 def test_max_tokens_zero() -> None:
     """B056: a prompt scored without generating: an event with the end and no token."""
     pipeline = RequestPipeline(TOKENIZER, request(max_tokens=0, stop=["a"]))
-    event = pipeline.feed(SequenceOutput("r", 0, [], finish_reason=FinishReason.LENGTH))
-    assert event is not None and (event.text, event.token_ids, event.finish_reason) == ("", [], FinishReason.LENGTH)
+    (event,) = pipeline.feed(SequenceOutput("r", 0, [], finish_reason=FinishReason.LENGTH))
+    assert (event.text, event.token_ids, event.finish_reason) == ("", [], FinishReason.LENGTH)
 
 
 @pytest.mark.parametrize("stop", ["", [""], [None], ["", "END"], [b"x"], 3])

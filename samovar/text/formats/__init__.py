@@ -1,0 +1,1 @@
+"""Formats of tool calls and of reasoning, one file each."""
