@@ -1,7 +1,10 @@
 """What the host does for one decode step: scheduling, building and packing, reading back, booking. No model, no device.
 
-python benchmarks/host_step.py [sequences ...]
+python benchmarks/host_step.py [sequences ...] [--constrained COUNT]
 
+With --constrained so many of them follow a grammar (the stand-in for a model always says what it allows); they are in every
+second step, and `schedule` then holds the making of their masks. The general sampler's arithmetic, which a GPU does, is
+then part of `launch`: a small vocabulary (--vocab 512) leaves little of it.
 Prints microseconds per step of each part, medians, and those of `run_batch` as a whole, which besides takes the outputs in
 and counts them; the part that a GPU's driver adds (one copy each way, one graph launch, two events) is not in it.
 """
@@ -19,12 +22,15 @@ import torch
 
 from samovar.attention.base import AttentionPlan, Spans
 from samovar.attention.choose import AttentionRoute
+from samovar.core.constraint import Constraint
 from samovar.core.outputs import EngineInfo, SequenceOutput
 from samovar.core.request import Request
 from samovar.core.sampling_params import SamplingParams
 from samovar.engine.batch import run_batch
+from samovar.engine.enforcer import GrammarEnforcer
 from samovar.engine.engine import Engine
 from samovar.engine.metrics import ServingMetrics
+from samovar.grammar.matcher import Matchers
 from samovar.hardware.memory import decode_buckets
 from samovar.sample.state import SamplingState
 from samovar.schedule.options import SchedulerOptions
@@ -36,6 +42,9 @@ from samovar.worker.graphs import DecodeGraphs
 from samovar.worker.slots import Slots
 
 VOCAB, BLOCK, LENGTH, STEPS = 32_000, 32, 2048, 200
+LOGITS = torch.zeros(512, VOCAB)
+GRAMMAR = "start: /[a-z0-9 ]+/"
+"""What constrained sequences must follow: text without an end."""
 
 
 class NoMark:
@@ -83,6 +92,9 @@ class NoStream:
     def reserve(self, num_bytes: int) -> None:
         """Nothing."""
 
+    def release(self) -> None:
+        """Nothing."""
+
     def capture(self, work: Any) -> tuple[NoGraph, Any]:
         """Run once; replays do nothing."""
         return NoGraph(), work()
@@ -102,6 +114,31 @@ class NoAttention:
         return spans
 
 
+def set_vocabulary(size: int) -> None:
+    """Another number of tokens, at least 257."""
+    global VOCAB, LOGITS
+    VOCAB, LOGITS = size, torch.zeros(512, size)
+
+
+class ByteVocabulary:
+    """Every byte is a token, then fillers: enough of a tokenizer for a grammar."""
+
+    def __init__(self) -> None:
+        self.vocab_size = VOCAB
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The byte, or some letters."""
+        return bytes([token_id]) if token_id < 256 else b"x%d" % token_id
+
+    def is_special(self, token_id: int) -> bool:
+        """Only the last one, which is the end."""
+        return token_id == VOCAB - 1
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        """Byte by byte."""
+        return list(text.encode())
+
+
 def build(num_seqs: int) -> tuple[Scheduler, DeviceRunner]:
     """A scheduler and a runner whose model answers at once."""
     num_blocks = num_seqs * (LENGTH // BLOCK + 2)
@@ -111,10 +148,10 @@ def build(num_seqs: int) -> tuple[Scheduler, DeviceRunner]:
     stream, state = NoStream(), SamplingState(num_seqs, VOCAB, LENGTH)
     tables = BlockTables(num_seqs, max_model_len=LENGTH, block_size=BLOCK, num_blocks=num_blocks)
     builder = DeviceStepBuilder(stream, tables, state.last_sampled, max_tokens=8192, vocab_size=VOCAB, gathers=False)
-    ids = torch.ones(max(num_seqs, 8192), dtype=torch.int64)
+    ids = torch.full((max(num_seqs, 8192),), ord("a"), dtype=torch.int64)
     model = DeviceModel(
         forward=lambda batch: batch.token_ids,
-        logits=lambda hidden: hidden,
+        logits=lambda hidden: LOGITS[: len(hidden)],
         decode_inputs=lambda *_: None,
         sample_tokens=lambda logits, *_: ids[: len(logits)],
         copy_blocks=lambda _: None,
@@ -123,24 +160,31 @@ def build(num_seqs: int) -> tuple[Scheduler, DeviceRunner]:
         model, builder, state, AttentionRoute((NoAttention(),), (0,), ()), stream,  # type: ignore[arg-type]
         slots=Slots(state, builder.free, VOCAB), graphs=DecodeGraphs(stream, 100), buckets=decode_buckets(num_seqs),
     )  # fmt: skip
-    return Scheduler(options, num_blocks), runner
+    enforcer = GrammarEnforcer(lambda: Matchers(ByteVocabulary(), VOCAB, [VOCAB - 1]))  # type: ignore[arg-type]
+    return Scheduler(options, num_blocks, enforcer=enforcer), runner
 
 
-def measure(num_seqs: int) -> dict[str, float]:
+def measure(num_seqs: int, num_constrained: int = 0) -> dict[str, float]:
     """Microseconds of each part of a step with `num_seqs` decoding sequences, two steps in flight."""
     scheduler, runner = build(num_seqs)
     params = SamplingParams(temperature=0, max_tokens=STEPS + 80, ignore_eos=True)
+    constraint = Constraint(grammar=GRAMMAR)
     for i in range(num_seqs):
+        bound = constraint if i < num_constrained else None
         scheduler.add(
-            Request(request_id=f"r{i}", prompt_token_ids=[1] * 16, params=params, eos_token_ids=[], arrival=0.0)
-        )
+            Request(request_id=f"r{i}", prompt_token_ids=[1] * 16, params=params, eos_token_ids=[], arrival=0.0,
+                    constraint=bound)
+        )  # fmt: skip
+    while scheduler._constraints.held:
+        scheduler.let_in()
     times: dict[str, list[float]] = {"schedule": [], "launch": [], "result": [], "update": []}
     flying: list[Any] = []
     for _ in range(STEPS):
         while len(flying) < 2:
             at = time.perf_counter()
             step = scheduler.schedule(0.0)
-            assert step is not None
+            if step is None:
+                break
             launched = time.perf_counter()
             flying.append((step, runner.launch(step)))
             times["launch"].append(time.perf_counter() - launched)
@@ -196,8 +240,17 @@ def measure_batch(num_seqs: int) -> float:
 
 def main() -> None:
     """One line for each batch size."""
-    for num_seqs in [int(word) for word in sys.argv[1:]] or [1, 8, 32, 64, 256]:
-        found = measure(num_seqs)
+    words, num_constrained = sys.argv[1:], 0
+    if "--constrained" in words:
+        at = words.index("--constrained")
+        num_constrained = int(words[at + 1])
+        del words[at : at + 2]
+    if "--vocab" in words:
+        at = words.index("--vocab")
+        set_vocabulary(int(words[at + 1]))
+        del words[at : at + 2]
+    for num_seqs in [int(word) for word in words] or [1, 8, 32, 64, 256]:
+        found = measure(num_seqs, num_constrained)
         parts = "  ".join(f"{name} {value:6.0f}" for name, value in found.items())
         print(
             f"{num_seqs:>4} sequences: {parts}  all {sum(found.values()):6.0f}  run_batch {measure_batch(num_seqs):6.0f} us"

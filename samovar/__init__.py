@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from samovar.core.sampling_params import OutputKind, SamplingParams
+    from samovar.core.structured import StructuredOutputsParams
     from samovar.engine.async_llm import AsyncLLM
     from samovar.engine.beam_search import BeamSearchParams
     from samovar.engine.engine_args import EngineArgs
@@ -29,6 +30,7 @@ _HOMES = {
     "EngineArgs": "samovar.engine.engine_args",
     "SamplingParams": "samovar.core.sampling_params",
     "OutputKind": "samovar.core.sampling_params",
+    "StructuredOutputsParams": "samovar.core.structured",
     "BeamSearchParams": "samovar.engine.beam_search",
     "BeamSearchOutput": "samovar.engine.request_output",
     "BeamSearchSequence": "samovar.engine.request_output",
@@ -56,6 +58,7 @@ __all__ = [
     "RequestOutput",
     "SamovarError",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
     "__version__",

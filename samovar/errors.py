@@ -3,7 +3,8 @@
 SamovarError
 ├── ValidationError          a request or parameter is wrong          HTTP 400
 │   ├── NotFoundError        a named model or object does not exist   HTTP 404
-│   └── TooLargeError        a body or list is over its limit         HTTP 413
+│   ├── TooLargeError        a body or list is over its limit         HTTP 413
+│   └── ConflictError        the state of things does not allow it    HTTP 409
 ├── ConfigError              a flag or config file is wrong           exit code 2
 ├── CheckpointError          a checkpoint is missing, damaged or does not fit the model
 ├── MemoryPlanError          the model does not fit; says the smallest change that helps
@@ -35,6 +36,10 @@ class NotFoundError(ValidationError):
 
 class TooLargeError(ValidationError):
     """A body, prompt list or string is over its documented limit."""
+
+
+class ConflictError(ValidationError):
+    """What was asked for is right, but not in the state things are in now."""
 
 
 class ConfigError(SamovarError, ValueError):

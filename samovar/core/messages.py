@@ -26,10 +26,11 @@ class AbortRequest(msgspec.Struct, tag="abort", frozen=True):
 
 
 class Call(msgspec.Struct, tag="call", frozen=True):
-    """Ask the engine for something that is not generation. `name` is one of `engine.engine.CALLS`."""
+    """Ask the engine for something that is not generation. `name` is one of those at the top of `engine.client`."""
 
     call_id: int
     name: str
+    arguments: dict[str, Any] = {}
 
 
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
@@ -59,11 +60,12 @@ class Outputs(msgspec.Struct, tag="outputs", frozen=True):
 
 
 class CallResult(msgspec.Struct, tag="result", frozen=True):
-    """Answer to a `Call`; `error` set if it failed."""
+    """Answer to a `Call`; `error` set if it failed, and `kind` then is an exception name of `samovar.errors`."""
 
     call_id: int
     value: Any = None
     error: str | None = None
+    kind: str = "ValidationError"
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):

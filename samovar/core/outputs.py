@@ -6,6 +6,12 @@ from dataclasses import dataclass, field
 
 from samovar.core.sequence import FinishReason
 
+NOTHING_ALLOWED = (
+    "no token can be sampled: allowed_token_ids, bad_words, logit_bias, min_tokens and the constraint (structured outputs, "
+    "tools) together forbid all"
+)
+"""`SequenceOutput.error` of a request whose settings contradict each other: the one failure that is the client's."""
+
 
 @dataclass(slots=True)
 class TokenLogprobs:
@@ -47,6 +53,8 @@ class SequenceOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    refused: str | None = None
+    """The reason of the `OverloadedError` with which the engine did not take the request at all; `error` is its message."""
     timing: SequenceTiming | None = None
     """Set on the last output."""
 
@@ -72,6 +80,10 @@ class EngineStats:
     """Time the engine's thread spent working, rather than waiting for a step, between one result and the next."""
     step_tokens: list[int] = field(default_factory=list)
     """Tokens of each step since the last snapshot, for the iteration histogram."""
+    is_paused: bool = False
+    """No step is made, so that none can be missed: paused or asleep."""
+    refuses: str | None = None
+    """Why new requests are not wanted now."""
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from samovar.core.constraint import Constraint
 from samovar.core.sampling_params import SamplingParams
 
 
@@ -24,3 +25,4 @@ class Request:
     arrival: float
     priority: int = 0
     cache_salt: str | None = None
+    constraint: Constraint | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
+from samovar.core.structured import StructuredOutputsParams
 from samovar.errors import ValidationError
 
 GREEDY_BELOW = 1e-5
@@ -19,6 +20,7 @@ MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
 """Logits are multiplied and divided by it: float32 must hold the result."""
 
 MAX_BAD_WORDS = 128
+MAX_LOGIT_BIAS = 1024
 MAX_SEED = 2**63 - 1
 SWITCHES = (
     "ignore_eos",
@@ -90,6 +92,9 @@ class SamplingParams:
     skip_reading_prefix_cache: bool | None = None
     bad_words_token_ids: list[list[int]] | None = None
     """Token forms of `bad_words`; filled by the front end, which owns the tokenizer."""
+    structured_outputs: StructuredOutputsParams | None = None
+    thinking_token_budget: int | None = None
+    """Most tokens of reasoning; then its end is forced. None and -1: no limit."""
 
     def __post_init__(self) -> None:
         self._normalise()
@@ -106,6 +111,10 @@ class SamplingParams:
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, 0)
         _integer("min_tokens", self.min_tokens, 0)
+        if self.thinking_token_budget is not None:
+            _integer("thinking_token_budget", self.thinking_token_budget, -1)
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            _fail("structured_outputs", self.structured_outputs, "a StructuredOutputsParams")
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _integer(name, getattr(self, name), -1)
@@ -200,6 +209,9 @@ def _parse_bias(raw: Any) -> dict[int, float]:
     """Token id -> bias in [-100, 100]. Keys may be the decimal strings that JSON objects force."""
     if not isinstance(raw, dict):
         _fail("logit_bias", raw, "an object of token id -> number")
+    if len(raw) > MAX_LOGIT_BIAS:  # Before anything looks at each of them.
+        message = f"logit_bias: at most {MAX_LOGIT_BIAS} entries, got {len(raw)}"
+        raise ValidationError(message, parameter="logit_bias", value=len(raw))
     bias: dict[int, float] = {}
     for key, value in raw.items():
         text = str(key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, SupportsIndex, overload
+from typing import Any, Protocol, SupportsIndex, overload
 
 from samovar.core.outputs import TokenLogprobs
 from samovar.core.sampling_params import SamplingParams
@@ -99,6 +99,17 @@ class DecodeSequences(Sequence[ScheduledSequence]):
         return self.rows()[index]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenMasks:
+    """Which tokens the constrained sequences of a step may sample: bit `t % 32` of word `t // 32` allows token t.
+
+    `words` is a NumPy array, int32 [len(slots), ceil(vocab / 32)]; slots without a row may sample anything.
+    """
+
+    slots: list[int]
+    words: Any
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledStep:
     """One decision of the scheduler. `sequences` is in batch order; rows that sample come back in that order."""
@@ -110,6 +121,7 @@ class ScheduledStep:
     sequences: list[ScheduledSequence] | DecodeSequences = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     """(source, target) blocks to copy on the device before the step runs."""
+    masks: TokenMasks | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from samovar.core.sampling_params import SamplingParams
+from samovar.core.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 from samovar.errors import ValidationError
 
 MAX_BAD_WORD_TOKENS = 1024
@@ -30,7 +30,9 @@ class RequestLimits:
     max_stop_chars: int = 1024
     max_stop_token_ids: int = 256
     max_allowed_token_ids: int = 65536
-    max_logit_bias: int = 1024
+    max_logit_bias: int = MAX_LOGIT_BIAS
+    max_tools: int = 1024
+    max_tools_bytes: int = 4 * 1024 * 1024
     max_tokens_ceiling: int | None = None
     """Operator's ceiling on generated tokens; applies to absent values as well."""
     allows_priority: bool = False

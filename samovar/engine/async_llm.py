@@ -89,13 +89,12 @@ class AsyncLLM:
         pipeline, collector = RequestPipeline(tokenizer, request), OutputCollector(request, prompt)
         async with aclosing(self._client.generate(request)) as news:
             async for output in news:
-                event = pipeline.feed(output)
+                events = pipeline.feed(output)
                 for index in pipeline.take_stopped():
                     await self._client.abort(request.request_id, index)
-                if event is None:
-                    continue
-                collector.add(event)
-                if (ready := collector.take()) is not None:
+                for event in events:
+                    collector.add(event)
+                if events and (ready := collector.take()) is not None:
                     yield ready
         if not collector.output.finished:  # `abort` ended the choices that are still open.
             for index in range(request.params.n):
@@ -118,10 +117,46 @@ class AsyncLLM:
         """The tokenizer; None with `skip_tokenizer_init`."""
         return (await self._preparer()).tokenizer
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forget every cached prompt beginning."""
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget every cached prompt beginning. With the argument running requests compute theirs again, too."""
+        return bool(await self._call("reset_prefix_cache", reset_running_requests=reset_running_requests))
+
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give memory back until `wake_up`; see `LLM.sleep`. `mode` says what becomes of live requests: "abort" ends
+        them, "wait" waits for their ends, "keep" lets them go on after waking. New ones are refused meanwhile."""
+        await self._call("sleep", level=level, mode=mode)
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Bring back what `sleep` gave away, or the part of it that `tags` names."""
+        await self._call("wake_up", tags=tags)
+
+    async def is_sleeping(self) -> bool:
+        """Whether anything is missing, or the engine was put to sleep."""
+        return bool(await self._call("is_sleeping"))
+
+    async def pause_generation(self, mode: str = "abort") -> None:
+        """Make no more steps until `resume_generation`; `mode` as for `sleep`, but kept requests keep their cache, too."""
+        await self._call("pause", mode=mode)
+
+    async def resume_generation(self) -> None:
+        """Go on."""
+        await self._call("resume")
+
+    async def is_paused(self) -> bool:
+        """Whether a pause was asked for and not ended."""
+        return bool(await self._call("is_paused"))
+
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Note what runs, for a trace in `profiler_dir`. Raises `ConflictError` without that flag."""
+        await self._call("start_profile", prefix=profile_prefix or "")
+
+    async def stop_profile(self) -> None:
+        """Write the trace."""
+        await self._call("stop_profile")
+
+    async def _call(self, name: str, **arguments: Any) -> Any:
         await self._preparer()
-        return bool(await self._client.call("reset_prefix_cache"))
+        return await self._client.call(name, **arguments)
 
     @property
     def info(self) -> EngineInfo:
@@ -138,6 +173,8 @@ class AsyncLLM:
         await self._client.close()
         if self._started is not None:
             await asyncio.wait([self._started])
+            if not self._started.cancelled() and self._started.exception() is None:
+                self._started.result().close()
 
     async def __aenter__(self) -> Self:
         await self.start()

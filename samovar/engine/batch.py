@@ -10,7 +10,7 @@ from types import FrameType, TracebackType
 
 from samovar.core.outputs import SequenceOutput
 from samovar.core.request import Request
-from samovar.engine.engine import Engine
+from samovar.engine.engine import STALL_SECONDS, Engine
 from samovar.engine.metrics import RequestRecord, ServingMetrics
 from samovar.engine.request_output import OutputCollector, RequestOutput
 from samovar.text.output import RequestPipeline
@@ -37,8 +37,7 @@ class _Task:
         """Take in one output; returns the choices a stop string ended, which the engine still runs."""
         if self.token_ids is not None:
             self.record.catch_up(len(self.token_ids), self.seen)
-        event = self.pipeline.feed(output)
-        if event is not None:
+        for event in self.pipeline.feed(output):
             self.collector.add(event)
             self.record.take(event, now)
             if self._is_bare and output.token_ids:
@@ -106,6 +105,8 @@ def run_batch(
                 interrupts.check()
                 before = metrics.generation_tokens
                 outputs = engine.step()
+                if engine.is_stalled:
+                    time.sleep(STALL_SECONDS)
                 previous, now = now, time.monotonic()
                 for output in _take_bare(outputs, running, metrics, previous, now):
                     if (at := running.get(output.request_id)) is None:

@@ -11,16 +11,18 @@ from samovar.config.description import ModelDescription
 from samovar.config.engine import EngineConfig, with_settings
 from samovar.config.resolve import Resolved, resolve
 from samovar.core.outputs import EngineInfo
+from samovar.engine.enforcer import GrammarEnforcer, grammar_enforcer
 from samovar.engine.engine import Engine
 from samovar.engine.executor import Executor
 from samovar.engine.executors.in_process import InProcessExecutor
 from samovar.engine.executors.on_stream import StreamExecutor
-from samovar.engine.report import startup_report
+from samovar.engine.report import settings_of, startup_report, versions
 from samovar.hardware.device import probe
 from samovar.hub import locate
 from samovar.schedule.options import SchedulerOptions
 from samovar.schedule.prefix_cache import CacheIdentity
 from samovar.schedule.scheduler import Scheduler
+from samovar.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from samovar.worker.worker import Worker
@@ -71,11 +73,16 @@ def find_model(config: EngineConfig) -> ModelDescription:
 
 
 def build_engine(
-    config: EngineConfig, on_phase: OnPhase, description: ModelDescription | None = None
+    config: EngineConfig,
+    on_phase: OnPhase,
+    description: ModelDescription | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
 ) -> tuple[Engine, EngineInfo]:
     """A loaded engine and its facts. What does not fit or match is refused before a weight is read.
 
-    `description` saves reading the header again. Raises `ConfigError`, `CheckpointError` or `MemoryPlanError`.
+    `description` saves reading the header again, `tokenizer` loading it once more for constrained requests.
+    Raises `ConfigError`, `CheckpointError` or `MemoryPlanError`.
     """
     started = time.monotonic()
     if description is None:
@@ -94,10 +101,13 @@ def build_engine(
     on_phase("loading weights")
     worker.load(signs_of_life("loading weights", on_phase))
     on_phase("starting")
-    return _assemble(worker, resolved, config.model.model, started)
+    enforcer = grammar_enforcer(resolved.config, description, worker.vocab_size, tokenizer)
+    return _assemble(worker, resolved, enforcer, config.model.model, started)
 
 
-def _assemble(worker: Worker, resolved: Resolved, name: str, started: float) -> tuple[Engine, EngineInfo]:
+def _assemble(
+    worker: Worker, resolved: Resolved, enforcer: GrammarEnforcer | None, name: str, started: float
+) -> tuple[Engine, EngineInfo]:
     # A length of -1 became a number in the memory plan.
     config = with_settings(resolved.config, max_model_len=worker.max_model_len)
     options = SchedulerOptions.from_config(config)
@@ -106,8 +116,18 @@ def _assemble(worker: Worker, resolved: Resolved, name: str, started: float) -> 
     )
     # A GPU has a queue of its own; a CPU needs a thread to compute while the engine goes on.
     executor: Executor = StreamExecutor(worker) if worker.facts.kind == "cuda" else InProcessExecutor(worker)
-    scheduler = Scheduler(options, executor.num_blocks, cache_specs=executor.cache_specs, identity=identity)
-    engine = Engine(executor, scheduler, overlap=options.async_scheduling)
+    scheduler = Scheduler(
+        options, executor.num_blocks, cache_specs=executor.cache_specs, identity=identity, enforcer=enforcer
+    )
+    facts = {
+        "config": settings_of(config),
+        "decisions": [list(row) for row in resolved.as_rows()],
+        "memory_plan": [list(line) for line in worker.memory_plan.lines],
+        "routes": worker.routes(),
+        "versions": versions(),
+    }
+    close = None if enforcer is None else enforcer.close
+    engine = Engine(executor, scheduler, overlap=options.async_scheduling, facts=facts, on_close=close)
     info = EngineInfo(
         model=name,
         architecture=worker.description.architecture,

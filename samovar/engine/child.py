@@ -96,7 +96,10 @@ class EngineChild:
 
     def send(self, message: FrontEndMessage) -> None:
         """Queue one message for the engine; never blocks, and is lost if the process is gone."""
-        self._socket.send(encode(message), zmq.NOBLOCK)
+        sent = asyncio.ensure_future(self._socket.send(encode(message), zmq.NOBLOCK))
+        sent.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # Lost: nothing for asyncio to report.
 
     async def receive(self) -> EngineMessage:
         """The next message of the engine."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from samovar import errors
 from samovar.config.groups import SchedulerConfig
 from samovar.config.resolve import DEFAULT_NUM_SEQS
 from samovar.core.messages import AbortRequest, AddRequest, Call, CallResult, FrontEndMessage, Outputs
@@ -19,7 +20,7 @@ from samovar.core.outputs import EngineStats, SequenceOutput
 from samovar.core.request import Request
 from samovar.errors import EngineDeadError, OverloadedError, ValidationError
 
-OVERLOAD_REASONS = ("queue_requests", "queue_tokens")
+OVERLOAD_REASONS = ("queue_requests", "queue_tokens", "paused")
 """Every `OverloadedError.reason` an engine client raises."""
 
 TOTALS = (
@@ -76,8 +77,13 @@ class Conversation:
 
     @property
     def is_waiting(self) -> bool:
-        """True while the engine owes an answer."""
-        return bool(self._live or self._calls)
+        """True while the engine owes an answer; a paused one owes none to requests."""
+        return bool(self._calls or (self._live and not self.stats.is_paused))
+
+    @property
+    def refuses(self) -> str | None:
+        """Why new requests are refused although the engine lives."""
+        return None if self._closed_because is not None else self.stats.refuses
 
     def open(self, max_num_seqs: int | None = None) -> None:
         """Accept requests from now on, for an engine that runs `max_num_seqs` sequences at once."""
@@ -148,6 +154,8 @@ class Conversation:
         return live
 
     def _check_room(self, request: Request) -> None:
+        if self.stats.refuses is not None:
+            raise OverloadedError(self.stats.refuses, reason="paused")
         can_start = max(0, self._most_running - (len(self._live) - self._queued_reqs))
         most = self._limits.max_num_queued_reqs
         if self._queued_reqs >= most + can_start or self.stats.num_waiting > most:
@@ -175,8 +183,11 @@ class Conversation:
 
     # --- calls
 
-    async def call(self, name: str, timeout: float | None = None) -> Any:
-        """Run one of the engine's named calls and return its value; `EngineDeadError` after `timeout` seconds."""
+    async def call(self, name: str, arguments: Mapping[str, Any], *, timeout: float | None = None) -> Any:
+        """Run one of the engine's named calls and return its value.
+
+        Raises what `engine.client` says of calls; `EngineDeadError` after `timeout` seconds without a sign of life.
+        """
         if self._closed_because is not None:
             raise EngineDeadError(self._closed_because)
         self._wake()
@@ -184,10 +195,14 @@ class Conversation:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = answer
         try:
-            self._send(Call(call_id, name))
-            return await asyncio.wait_for(answer, timeout)
-        except TimeoutError:
-            raise EngineDeadError(f"the engine did not answer {name!r} within {timeout} s") from None
+            self._send(Call(call_id, name, dict(arguments)))
+            waited = 0.0
+            while not answer.done() and (timeout is None or waited < timeout):
+                await asyncio.wait([answer], timeout=None if timeout is None else timeout - waited)
+                waited = asyncio.get_running_loop().time() - self.last_progress
+            if not answer.done():
+                raise EngineDeadError(f"the engine did not answer {name!r} within {timeout} s")
+            return answer.result()
         finally:
             del self._calls[call_id]
 
@@ -204,6 +219,11 @@ class Conversation:
             if live is None or output.index not in live.open_choices:
                 continue
             self._leave_queue(live)
+            if output.refused is not None:
+                live.open_choices.clear()
+                live.error = OverloadedError(output.error or "the engine is paused", reason=output.refused)
+                live.changed.set()
+                continue
             if output.finish_reason is not None:
                 live.open_choices.discard(output.index)
             live.news.append(output)
@@ -217,7 +237,9 @@ class Conversation:
         if message.error is None:
             answer.set_result(message.value)
         else:
-            answer.set_exception(ValidationError(message.error))
+            kind = getattr(errors, message.kind, ValidationError)
+            is_refusal = isinstance(kind, type) and issubclass(kind, ValidationError)
+            answer.set_exception(kind(message.error) if is_refusal else ValidationError(message.error))
 
     def _wake(self) -> None:
         """An idle engine owes nothing: its time starts with the first thing it is asked."""

@@ -5,21 +5,23 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from samovar.core.outputs import EngineStats, SequenceOutput
 from samovar.core.request import Request
 from samovar.core.step import PendingStep, ScheduledStep
+from samovar.engine import calls
 from samovar.engine.executor import Executor
-from samovar.errors import EngineDeadError, ValidationError
+from samovar.engine.standby import Standby
+from samovar.errors import EngineDeadError
 from samovar.schedule.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-CALLS = ("reset_prefix_cache", "block_usage")
-"""What `Engine.call` answers to."""
+STALL_SECONDS = 0.001
+"""How long to wait, where nobody else does it, when sequences wait but none can run."""
 
 MAX_FAILED_STEPS = 16
 """Whole steps that may fail in a row before the device counts as lost and the engine gives up."""
@@ -47,9 +49,17 @@ class Engine:
         *,
         overlap: bool = True,
         clock: Callable[[], float] = time.monotonic,
+        facts: dict[str, Any] | None = None,
+        on_close: Callable[[], None] | None = None,
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
+        self.standby = Standby(executor, scheduler, self)
+        """Whether it is paused or asleep."""
+        self.facts = facts or {}
+        """Settings and choices, for people: part of what `server_info` answers."""
+        self._on_close = on_close
+        self._news: list[SequenceOutput] = []
         self._depth = 2 if overlap else 1
         self._clock = clock
         self._launched: deque[_Launched] = deque()
@@ -60,8 +70,20 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """True while a sequence waits or runs, or a launched step has not been read."""
-        return bool(self._launched) or self._scheduler.has_work
+        """True while `step` has something to do: a sequence waits or runs, unless the engine is paused, or there is news."""
+        if self._launched or self._news:
+            return True
+        return self._scheduler.has_work and not self.standby.is_paused
+
+    @property
+    def executor(self) -> Executor:
+        """What runs its steps."""
+        return self._executor
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """What decides about them."""
+        return self._scheduler
 
     @property
     def is_stalled(self) -> bool:
@@ -81,15 +103,26 @@ class Engine:
 
     def step(self) -> list[SequenceOutput]:
         """Launch what can be launched, then wait for the oldest launched step and return its news."""
-        while len(self._launched) < self._depth:
-            step = self._scheduler.schedule(self._clock())
-            if step is None:
-                break
-            self._launched.append(_Launched(step, self._executor.submit(step)))
+        news, self._news = self._news, []
+        if not self.standby.is_paused:
+            news += self._scheduler.let_in()
+            self._launch()
         self._stalled = not self._launched
         if self._stalled:
             self._last_read = None
-            return []
+            return news
+        outputs = self._read()
+        return news + outputs if news else outputs
+
+    def _launch(self) -> None:
+        while len(self._launched) < self._depth:
+            step = self._scheduler.schedule(self._clock())
+            if step is None:
+                return
+            self._launched.append(_Launched(step, self._executor.submit(step)))
+
+    def _read(self) -> list[SequenceOutput]:
+        """Wait for the oldest launched step and book it."""
         launched = self._launched[0]
         if self._last_read is not None:
             self._host_seconds += time.perf_counter() - self._last_read
@@ -125,19 +158,43 @@ class Engine:
         """A snapshot for metrics."""
         stats = self._scheduler.stats()
         stats.host_seconds = self._host_seconds
+        stats.is_paused, stats.refuses = self.standby.is_paused, self.standby.refuses
         return stats
 
-    def call(self, name: str) -> Any:
-        """Answer one of `CALLS` with a plain value."""
-        if name not in CALLS:
-            raise ValidationError(
-                f"unknown engine call {name!r}; known: {', '.join(CALLS)}", parameter="name", value=name
-            )
-        if name == "reset_prefix_cache":
-            return self._scheduler.reset_prefix_cache()
-        return self._scheduler.block_usage()
+    def call(self, name: str, **arguments: Any) -> Any:
+        """Answer one of the calls listed in `engine.client` with a plain value. What it ends is told by the next `step`.
+
+        One that waits for live requests makes the steps they need.
+        """
+        return calls.answer(self, name, arguments)
+
+    def can_answer(self, name: str, arguments: Mapping[str, Any]) -> bool:
+        """Whether `call` need not wait for live requests to end; if it must, no new ones are wanted from now on."""
+        mode = calls.waits(name, arguments)
+        return mode is None or self.standby.is_dry(mode)
+
+    # What its standby needs.
+
+    def settle(self) -> None:
+        """Book every step that is under way; the news come with the next `step`."""
+        while self._launched:
+            self._news += self._read()
+        self._last_read = None
+
+    def run_dry(self) -> None:
+        """Make steps until no request is left; the news come with the next `step`."""
+        while self._scheduler.has_work:
+            self._news = self.step()
+            if self.is_stalled:
+                time.sleep(STALL_SECONDS)
+
+    def tell(self, outputs: Iterable[SequenceOutput]) -> None:
+        """Hand these out with the next `step`'s."""
+        self._news += outputs
 
     def close(self) -> None:
         """Wait for the step that is running and end the executor; unfinished sequences are dropped."""
         self._launched.clear()
         self._executor.close()
+        if self._on_close is not None:
+            self._on_close()

@@ -108,9 +108,14 @@ class InProcessEngineClient:
         """Stop a request or one choice of it."""
         self._conversation.abort(request_id, index)
 
-    async def call(self, name: str) -> Any:
-        """Run one of the engine's named calls and return its value."""
-        return await self._conversation.call(name)
+    @property
+    def refuses(self) -> str | None:
+        """Why new requests are refused although the engine lives."""
+        return self._conversation.refuses
+
+    async def call(self, name: str, **arguments: Any) -> Any:
+        """Run one of the engine's named calls and return its value; see `engine.client`."""
+        return await self._conversation.call(name, arguments)
 
     def on_stats(self, listener: Callable[[EngineStats], None]) -> None:
         """Call `listener` with every snapshot that arrives."""

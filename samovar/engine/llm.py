@@ -16,13 +16,15 @@ from samovar.core.sampling_params import OutputKind, SamplingParams
 from samovar.engine.batch import run_batch
 from samovar.engine.beam_search import BeamSearchParams, search
 from samovar.engine.build import build_engine, find_model, once_each
+from samovar.engine.chatting import door_for, tool_options, values_of
 from samovar.engine.door import DEFAULT_MAX_TOKENS, load_text, make_preparer
 from samovar.engine.engine_args import EngineArgs, engine_config
 from samovar.engine.metric_snapshots import Metric, snapshots
 from samovar.engine.metrics import ServingMetrics
 from samovar.engine.prompts import PromptType, prompt_list, require_params, split_prompt
 from samovar.engine.request_output import BeamSearchOutput, RequestOutput
-from samovar.errors import ConfigError, ValidationError
+from samovar.errors import ConfigError, ConflictError, ValidationError
+from samovar.text.dialogue import Dialogue
 from samovar.text.messages import ContentFormat
 from samovar.text.tokenizer import Tokenizer
 
@@ -62,7 +64,7 @@ class LLM:
         """What the checkpoint says about itself."""
         # Before the weights: a tokenizer or a template that cannot be read is known at once.
         text = load_text(config, self.description, chat_template=chat_template)
-        self._engine, info = build_engine(config, once_each(_log_phase), self.description)
+        self._engine, info = build_engine(config, once_each(_log_phase), self.description, tokenizer=text.tokenizer)
         while self._engine.prepare():
             pass  # A batch has no idle moments in which that could be done.
         self.info: EngineInfo = info
@@ -118,28 +120,31 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or several.
 
-        `chat_template` is a whole template in place of the model's own. `options` are `priority`, `tools` and
-        `chat_template_kwargs`. Without `sampling_params` an answer may be as long as the context allows. The rendered
-        prompt is in each output's `prompt`. Raises `ValidationError` before anything runs.
+        `chat_template` is a whole template in place of the model's own. `options` are `priority`, `tools` (OpenAI's
+        form), `tool_choice`, `parallel_tool_calls`, `reasoning_effort` and `chat_template_kwargs`. Without
+        `sampling_params` an answer may be as long as the context allows. Reasoning and calls are left in the text as the
+        model wrote them. The rendered prompt is in each output's `prompt`. Raises `ValidationError` before anything runs.
         """
         conversations = _conversations(messages)
         per_prompt = _params_per_item(sampling_params, len(conversations))
         priorities = _per_item("priority", options.pop("priority", None), len(conversations))
-        rendering = {
+        asked = {
+            **tool_options(options),
+            "reasoning_effort": options.pop("reasoning_effort", None),
+            "template_variables": options.pop("chat_template_kwargs", None) or {},
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             "chat_template": chat_template,
-            "content_format": chat_template_content_format,
-            "tools": options.pop("tools", None),
-            "template_variables": options.pop("chat_template_kwargs", None),
         }
         _refuse(**options)
+        door = door_for(self._preparer, chat_template_content_format)
         requests: list[tuple[Request, str | None]] = []
         for conversation, params, rank in zip(conversations, per_prompt, priorities, strict=True):
-            params = self._offline(params or self._preparer.params(max_tokens=None))
-            ids = self._preparer.encode_messages(conversation, **rendering)
-            request = self._preparer.from_ids(ids, params, priority=rank or 0, parameter="messages")
-            requests.append((request, self._decode(ids)))
+            params = self._offline(params or door.params(max_tokens=None))
+            prepared = door.from_dialogue(
+                Dialogue(messages=conversation, **asked), values_of(params), priority=rank or 0
+            )
+            requests.append((prepared.request, self._decode(prepared.request.prompt_token_ids)))
         return self._run(requests, use_tqdm)
 
     def beam_search(
@@ -157,7 +162,7 @@ class LLM:
         _refuse(lora_request=lora_request)
         token_lists = [self._token_ids(prompt) for prompt in prompt_list(prompts)]
         with self._lock:
-            self._require_engine()
+            self._require_awake()
             return search(self._engine, self._preparer, token_lists, params, self._metrics, concurrency_limit)
 
     # --- about the model
@@ -183,11 +188,26 @@ class LLM:
         """Devices that share the model. There is one engine, so `include_dp` changes nothing."""
         return self._world_size
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget every cached prompt beginning."""
-        with self._lock:
-            self._require_engine()
-            return bool(self._engine.call("reset_prefix_cache"))
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget every cached prompt beginning. Between two batches nothing runs, so the arguments change nothing."""
+        return bool(self._call("reset_prefix_cache", reset_running_requests=reset_running_requests))
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give memory back until `wake_up`: the K/V cache and, on a GPU, the weights: moved to host memory (level 1) or
+        dropped (level 2, read again from the checkpoint). On a CPU level 1 keeps the weights. Level 0 frees nothing."""
+        self._call("sleep", level=level, mode=mode)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Bring back "weights" and "kv_cache", or those of them that `tags` names, and go on once both are there."""
+        self._call("wake_up", tags=tags)
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Note what runs, for a trace in `profiler_dir`. Raises `ConflictError` without that flag."""
+        self._call("start_profile", prefix=profile_prefix or "")
+
+    def stop_profile(self) -> None:
+        """Write the trace."""
+        logger.info("profile written to %s", self._call("stop_profile"))
 
     # --- the end
 
@@ -197,6 +217,7 @@ class LLM:
             if not self._is_shut_down:
                 self._is_shut_down = True
                 self._engine.close()
+                self._preparer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -204,13 +225,23 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
+    def _call(self, name: str, **arguments: Any) -> Any:
+        with self._lock:
+            self._require_engine()
+            return self._engine.call(name, **arguments)
+
     def _require_engine(self) -> None:
         if self._is_shut_down:
             raise ValidationError("this LLM is shut down; make a new one")
 
+    def _require_awake(self) -> None:
+        self._require_engine()
+        if self._engine.standby.is_paused:
+            raise ConflictError(f"the engine is {self._engine.standby.state}: call wake_up() first")
+
     def _run(self, requests: list[tuple[Request, str | None]], use_tqdm: bool) -> list[RequestOutput]:
         with self._lock:
-            self._require_engine()
+            self._require_awake()
             tokenizer = self._preparer.tokenizer
             return run_batch(self._engine, tokenizer, requests, self._metrics, show_progress=use_tqdm)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Protocol
 
 from samovar.core.messages import (
@@ -23,11 +24,15 @@ from samovar.errors import SamovarError
 
 logger = logging.getLogger(__name__)
 
-STALL_SECONDS = 0.02
+STALL_SECONDS = 0.005
 """How long to wait for a message when sequences wait but none can run."""
 
 IDLE_SECONDS = 0.2
 """How long nothing must have happened before idle time is used to prepare; a request that comes then waits for it."""
+
+
+SIGN_SECONDS = 0.3
+"""How often something long shows that it goes on; well below the shortest `engine_timeout`."""
 
 
 class Channel(Protocol):
@@ -52,6 +57,9 @@ class EngineLoop:
         self._channel = channel
         self._refused: list[SequenceOutput] = []
         self._can_prepare = True
+        self._calls: list[Call] = []
+        self._last_sign = 0.0
+        engine.standby.sign = self._sign
 
     def run(self) -> None:
         """Serve until `Shutdown`. An exception that leaves here means the engine is broken for good."""
@@ -61,6 +69,7 @@ class EngineLoop:
                 if isinstance(message, Shutdown):
                     return
                 self._apply(message)
+            self._answer_calls()
             outputs, stepped = self._refused, self._engine.has_work
             self._refused = []
             if stepped:
@@ -72,29 +81,64 @@ class EngineLoop:
 
     def _patience(self) -> float | None:
         if not self._engine.has_work:
+            if self._calls:  # They waited for the work that has just ended.
+                return 0.0
             return IDLE_SECONDS if self._can_prepare else None
         return STALL_SECONDS if self._engine.is_stalled else 0.0
 
     def _apply(self, message: FrontEndMessage) -> None:
         if isinstance(message, AddRequest):
+            if self._calls:  # In the order they were sent: one may be a pause.
+                self._answer_calls()
             self._add(message.request)
         elif isinstance(message, AbortRequest):
             self._engine.abort(message.request_id, message.index)
         elif isinstance(message, Call):
-            self._channel.send(self._answer(message))
+            self._calls.append(message)
 
     def _add(self, request: Request) -> None:
+        # The front end knows of a pause a moment later than we do: what it sent meanwhile would wait for the end of it.
+        if (reason := self._engine.standby.refuses) is not None:
+            self._refuse(request, reason, refused="paused")
+            return
         try:
             self._engine.add(request)
         except SamovarError as error:
-            reason = FinishReason.ERROR
-            self._refused += [
-                SequenceOutput(request.request_id, index, [], finish_reason=reason, error=str(error))
-                for index in range(request.params.n)
-            ]
+            self._refuse(request, str(error))
 
-    def _answer(self, call: Call) -> CallResult:
+    def _refuse(self, request: Request, error: str, refused: str | None = None) -> None:
+        self._refused += [
+            SequenceOutput(
+                request.request_id, index, [], finish_reason=FinishReason.ERROR, error=error, refused=refused
+            )
+            for index in range(request.params.n)
+        ]
+
+    def _answer_calls(self) -> None:
+        """Answer the calls that need not wait for live requests any more."""
+        waiting = []
+        for call in self._calls:
+            result = self._answer(call)
+            if result is None:
+                waiting.append(call)
+                continue
+            # The front end must know of a pause before whoever asked for it goes on.
+            self._channel.send(Outputs(outputs=[], stats=self._engine.stats()))
+            self._channel.send(result)
+            self._can_prepare = True
+        self._calls = waiting
+
+    def _answer(self, call: Call) -> CallResult | None:
         try:
-            return CallResult(call.call_id, value=self._engine.call(call.name))
+            if not self._engine.can_answer(call.name, call.arguments):
+                return None
+            return CallResult(call.call_id, value=self._engine.call(call.name, **call.arguments))
         except SamovarError as error:
-            return CallResult(call.call_id, error=str(error))
+            return CallResult(call.call_id, error=str(error), kind=type(error).__name__)
+
+    def _sign(self) -> None:
+        """Show that something long goes on."""
+        now = time.monotonic()
+        if now - self._last_sign >= SIGN_SECONDS:
+            self._last_sign = now
+            self._channel.send(Outputs(outputs=[], stats=self._engine.stats()))

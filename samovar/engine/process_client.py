@@ -120,9 +120,14 @@ class ProcessEngineClient:
         """Stop a request or one choice of it."""
         self._conversation.abort(request_id, index)
 
-    async def call(self, name: str) -> Any:
-        """Run one of the engine's named calls and return its value."""
-        return await self._conversation.call(name, self._engine_timeout)
+    @property
+    def refuses(self) -> str | None:
+        """Why new requests are refused although the engine lives."""
+        return self._conversation.refuses
+
+    async def call(self, name: str, **arguments: Any) -> Any:
+        """Run one of the engine's named calls and return its value; see `engine.client`."""
+        return await self._conversation.call(name, arguments, timeout=self._engine_timeout)
 
     def on_stats(self, listener: Callable[[EngineStats], None]) -> None:
         """Call `listener` with every snapshot that arrives."""

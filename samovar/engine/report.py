@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import platform
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
+import samovar
 from samovar.config.description import ModelDescription
+from samovar.config.engine import ENGINE_GROUPS, EngineConfig
 from samovar.config.resolve import Resolved
 from samovar.core.device_facts import DeviceFacts
 from samovar.hardware.memory import MemoryPlan
@@ -29,6 +35,22 @@ def startup_report(
             *_columns(resolved.as_rows()),
         ]
     )
+
+
+def settings_of(config: EngineConfig) -> dict[str, dict[str, Any]]:
+    """group -> setting -> value."""
+    return {group: dataclasses.asdict(getattr(config, group)) for group in ENGINE_GROUPS}
+
+
+def versions() -> dict[str, str]:
+    """What runs: Python, this package, and the libraries that decide about results and speed."""
+    found = {"python": platform.python_version(), "samovar": samovar.__version__}
+    for name in ("torch", "triton", "numpy", "tokenizers", "llguidance"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 def _mib(size: int) -> str:

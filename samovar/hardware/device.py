@@ -114,13 +114,29 @@ def limit_memory(most_bytes: int) -> None:
     torch.cuda.set_per_process_memory_fraction(min(1.0, most / total))
 
 
-def release_memory() -> None:
-    """Give what nothing holds any more back to the GPU, where another engine, or another process, looks for it."""
-    import torch
-
-    # Graphs and layers refer to each other in circles.
+def release_memory(kind: Literal["cpu", "cuda"] | str = "cuda") -> None:
+    """Give what nothing holds any more back to the device, where another engine, or another process, looks for it."""
+    # Graphs and layers refer to each other in circles. A frozen collector would not look at those made at start-up.
+    is_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
     gc.collect()
-    torch.cuda.empty_cache()
+    if is_frozen:
+        gc.freeze()
+    if kind == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+        # Pinned memory, too; builds without CUDA do not have this.
+        if (empty := getattr(torch._C, "_host_emptyCache", None)) is not None:
+            empty()
+
+
+def drop_unused(kind: Literal["cpu", "cuda"]) -> None:
+    """Give memory that no tensor uses back to the device, so that other sizes find it in one piece."""
+    if kind == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
 
 
 def set_threads(count: int) -> None:

@@ -64,6 +64,10 @@ class DeviceStream(Protocol):
         """Set memory aside that all captured graphs share; they take more only where that is not enough."""
         ...
 
+    def release(self) -> None:
+        """Give back what was set aside, once no captured graph is left."""
+        ...
+
     def capture(self, work: Callable[[], T]) -> tuple[Graph, T]:
         """Record what `work` queues instead of running it; returns the graph and what `work` returned.
 
@@ -108,6 +112,11 @@ class CudaStream:
             scratch.zero_()  # torch warns of graphs without a kernel
 
         self._keeper = self._record(hold)[0]
+
+    def release(self) -> None:
+        """See `DeviceStream`."""
+        self._keeper = None
+        self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, work: Callable[[], T]) -> tuple[Graph, T]:
         """See `DeviceStream`."""

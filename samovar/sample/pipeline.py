@@ -1,13 +1,15 @@
 """The ordered logits processors: what may be sampled at all, and with which weight, before temperature.
 
 Each processor changes the rows that ask for it, all of them at once, and finds them by their slots; rows that ask for
-nothing are not touched. The order is that of `PROCESSORS`, vLLM's: allowed ids, bad words, minimum length, bias, penalties.
+nothing are not touched. The order is that of `PROCESSORS`, vLLM's: allowed ids, bad words, minimum length, bias, penalties;
+then what constraints allow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -42,7 +44,8 @@ def process(logits: torch.Tensor, rows: SampleRows, state: SamplingState) -> Non
 
 def needs_processing(rows: SampleRows, state: SamplingState) -> Ids:
     """Rows whose logits some processor would change."""
-    return np.flatnonzero(state.has_rules[rows.slots] | state.has_penalties[rows.slots])
+    slots = rows.slots
+    return np.flatnonzero(state.has_rules[slots] | state.has_penalties[slots] | state.has_mask[slots])
 
 
 def keep_allowed(logits: torch.Tensor, rows: SampleRows, state: SamplingState) -> None:
@@ -143,7 +146,29 @@ def _penalize(logits: torch.Tensor, rows: SampleRows, state: SamplingState) -> N
     logits.scatter_(1, generated, logits.gather(1, generated) - presence)
 
 
-PROCESSORS: tuple[Processor, ...] = (keep_allowed, mask_bad_words, mask_stops, add_bias, apply_penalties)
+def apply_masks(logits: torch.Tensor, rows: SampleRows, state: SamplingState) -> None:
+    """Forbid what the masks of constrained sequences do not allow: two bytes a logit for a moment."""
+    chosen = np.flatnonzero(state.has_mask[rows.slots])
+    if not len(chosen):
+        return
+    device = logits.device
+    octets = upload(state.masks_of(rows.slots[chosen]), device).view(torch.uint8).long()
+    allowed = _octets(device)[octets].view(torch.bool)[:, : logits.shape[1]]
+    if len(chosen) == len(logits):
+        logits.masked_fill_(~allowed, -torch.inf)
+    else:
+        index = upload(chosen, device)
+        logits[index] = logits[index].masked_fill_(~allowed, -torch.inf)
+
+
+@cache
+def _octets(device: torch.device) -> torch.Tensor:
+    """Eight bits -> eight bytes of 0 or 1, the lowest bit first, as one integer each; int64 [256]."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return upload(bits.view("<i8").ravel().astype(np.int64), device)
+
+
+PROCESSORS: tuple[Processor, ...] = (keep_allowed, mask_bad_words, mask_stops, add_bias, apply_penalties, apply_masks)
 """In this order. A forbidden id (-inf) stays forbidden whatever follows."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from samovar.core.outputs import TokenLogprobs
+from samovar.core.outputs import NOTHING_ALLOWED, TokenLogprobs
 from samovar.kernels.sample_tokens import NOT_FINITE as NOT_FINITE_ID
 from samovar.kernels.sample_tokens import sample_tokens
 from samovar.sample.logprobs import LogprobTensors, measure
@@ -17,7 +17,7 @@ from samovar.sample.state import Ids, SamplingState
 from samovar.sample.transfer import download, mark, upload
 
 NOT_FINITE = "the model produced logits that are not finite for this sequence"
-ALL_FORBIDDEN = "no token can be sampled: allowed_token_ids, bad_words, logit_bias and min_tokens together forbid all"
+ALL_FORBIDDEN = NOTHING_ALLOWED
 ALL_FORBIDDEN_ID = -2
 
 FAILURES = {NOT_FINITE_ID: NOT_FINITE, ALL_FORBIDDEN_ID: ALL_FORBIDDEN}

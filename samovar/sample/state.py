@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from samovar.core.sampling_params import SamplingParams
-from samovar.core.step import SlotStart
+from samovar.core.step import SlotStart, TokenMasks
 from samovar.kernels.sample_tokens.settings import COLUMNS, greedy, make
 from samovar.sample.transfer import upload
 
@@ -47,6 +47,7 @@ class SlotRules:
 
 class SamplingState:
     """Settings of every slot; arrays are [num_slots]. `rules` holds the slots that have any, the others pay nothing.
+    Only the masks of constrained sequences belong to a step: `has_mask` and `mask_words` int32 [masks, vocab / 32].
 
     On the device are, one row for each slot and one more for `num_slots`, the greedy slot of padding rows: `settings`
     int64 [num_slots + 1, 5], the bits of `SLOT_SETTINGS`, up to date after `flush`; `last_sampled` int64 [num_slots + 1].
@@ -72,6 +73,9 @@ class SamplingState:
         self.has_rules = np.zeros(num_slots, bool)
         self.has_penalties = np.zeros(num_slots, bool)
         self.has_history = np.zeros(num_slots, bool)
+        self.has_mask = np.zeros(num_slots, bool)
+        self.mask_words = np.zeros((0, -(-vocab_size // 32)), np.int32)
+        self._mask_rows = np.zeros(num_slots, np.int64)
 
     def start(self, start: SlotStart) -> None:
         """Take over a slot for a new or resumed sequence. Raises `ValueError` if its history does not fit."""
@@ -96,6 +100,21 @@ class SamplingState:
         self.rules.pop(slot, None)
         self.has_rules[slot] = self.has_penalties[slot] = self.has_history[slot] = False
 
+    def mask(self, masks: TokenMasks | None) -> None:
+        """Take over the masks of a step, in place of those of the step before. Raises `ValueError` for another vocabulary."""
+        self.has_mask[:] = False
+        if masks is None:
+            return
+        if masks.words.shape != (len(masks.slots), self.mask_words.shape[1]):
+            raise ValueError(f"masks of shape {masks.words.shape} for {len(masks.slots)} sequences do not fit")
+        self.has_mask[masks.slots] = True
+        self._mask_rows[masks.slots] = np.arange(len(masks.slots))
+        self.mask_words = masks.words
+
+    def masks_of(self, slots: Ids) -> NDArray[np.int32]:
+        """The words of slots that have masks, [slots, words]."""
+        return self.mask_words[self._mask_rows[slots]]
+
     def append(self, slots: Ids, positions: Ids, token_ids: torch.Tensor) -> None:
         """Write sampled `token_ids` [rows] (0 where they are negative) at `positions` of the slots with a history."""
         rows = np.flatnonzero(self.has_history[slots])
@@ -113,8 +132,9 @@ class SamplingState:
         self.settings.index_copy_(0, packed[:, 0], packed[:, 1:])
 
     def is_plain(self, slots: Ids) -> bool:
-        """Whether the op `sample_tokens` does all that these rows ask for: no rules, penalties or logprobs."""
-        return not (self.has_rules[slots] | self.has_penalties[slots] | (self.num_logprobs[slots] >= 0)).any()
+        """Whether the op `sample_tokens` does all that these rows ask for: no rules, penalties, masks or logprobs."""
+        asks = self.has_rules[slots] | self.has_penalties[slots] | self.has_mask[slots]
+        return not (asks | (self.num_logprobs[slots] >= 0)).any()
 
     def _set_numbers(self, slot: int, params: SamplingParams, key: int) -> None:
         vocab = self.vocab_size

@@ -17,6 +17,9 @@ from samovar.schedule.live import LiveSequence
 from samovar.schedule.options import SchedulerOptions
 from samovar.schedule.step_time import StepTimeModel
 
+ROUND_TOKENS = 64
+"""A step that is cut to its time has a multiple of so many tokens: kernels of matrix libraries change with the number,
+and what a device meets for the first time costs it a pause."""
 PREFILL_SHARE = 1 / 8
 """While sequences decode, prompts get at least this share of the seconds that the decoding takes, over any target."""
 MIN_PREFILL_TOKENS = 16
@@ -87,6 +90,8 @@ class StepBudget:
             size = min(size, self._options.long_prefill_token_threshold)
         if self._options.step_time_target and self.num_decoding:
             size = min(size, self._in_time(start))
+            if size < wanted:
+                size -= (self.num_tokens + size) % ROUND_TOKENS if size >= ROUND_TOKENS else 0
         return size
 
     def steps(self, wanted: int, chunk: int) -> int:
@@ -148,6 +153,14 @@ class Need:
     """Blocks that would leave the free list: new ones, and cached ones that nobody holds now."""
     num_steps: int
     """Steps until its known tokens are computed; 0 if this step allows nothing."""
+
+
+def need_of(sequence: LiveSequence, start: int, group: CacheGroup, num_free_cached: int, budget: StepBudget) -> Need:
+    """What a sequence needs whose first `start` tokens are cached, in blocks of which `num_free_cached` nobody holds."""
+    num_tokens = len(sequence.token_ids)
+    wanted = num_tokens - start
+    num_blocks = group.num_blocks(num_tokens) - group.num_blocks(start) + num_free_cached
+    return Need(num_blocks, budget.steps(wanted, budget.chunk(start, wanted)))
 
 
 def is_settled(sequence: LiveSequence, house: House) -> str | None:

@@ -11,13 +11,21 @@ def append_token(sequence: LiveSequence, token: int) -> FinishReason | None:
     """Append a sampled token; returns the reason if the sequence ends with it, and notes `stop_reason`.
 
     eos ends it with no stop reason, a stop token id with that id; both count only once `min_tokens` is reached.
-    `limit` covers max_tokens, the context and the cache. A stop token that is also the last allowed one is a stop.
+    `limit` covers max_tokens, the context and the cache. A stop token that is also the last allowed one is a stop, and so
+    is one that completes what the sequence's constraint asks for. ERROR means that its matcher failed.
     """
     sequence.token_ids.append(token)
     num_tokens = len(sequence.token_ids)
     if token in sequence.end_ids and num_tokens >= sequence.stop_from:
         sequence.stop_reason = None if token in sequence.eos_ids else token
         return FinishReason.STOP
+    matcher = sequence.matcher
+    if matcher is not None:
+        matcher.advance(token)
+        if matcher.error is not None:
+            return FinishReason.ERROR
+        if matcher.is_finished:
+            return FinishReason.STOP
     return FinishReason.LENGTH if num_tokens >= sequence.limit else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Protocol
 
 from samovar.core.outputs import SequenceTiming, TokenLogprobs
 from samovar.core.request import Request
@@ -13,6 +14,24 @@ from samovar.core.step import SlotStart
 
 Rank = tuple[float, ...]
 """Place in the order of the policy; unique, lower goes first."""
+
+
+class TokenMatcher(Protocol):
+    """Follows one constrained sequence token by token."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Nothing can follow any more."""
+        ...
+
+    @property
+    def error(self) -> str | None:
+        """Why it cannot go on, in words for the client; None as long as it can."""
+        ...
+
+    def advance(self, token_id: int) -> None:
+        """The sequence goes on with this token."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +73,8 @@ class LiveSequence(Sequence):
     sampling_key: int
     overlaps: bool
     """May be scheduled while a token of it is in flight."""
+    matcher: TokenMatcher | None = None
+    """Of a constrained sequence, once it was made."""
     is_started: bool = False
     """The worker was told about `slot`; False between admission and the first scheduled tokens."""
     stay: int = 0
@@ -107,7 +128,7 @@ def make_sequences(parent: LiveRequest, rank: Rank, max_total_tokens: int, *, ov
             eos_ids=eos_ids,
             end_ids=end_ids,
             sampling_key=sampling_key(params.seed, index),
-            overlaps=overlaps and not params.needs_output_ids,
+            overlaps=overlaps and not params.needs_output_ids and request.constraint is None,
             prompt_logprobs=[] if params.prompt_logprobs is not None and index == 0 else None,
             timing=SequenceTiming(arrival=request.arrival),
         )

@@ -23,16 +23,18 @@ from samovar.core.request import Request
 from samovar.core.sequence import FinishReason, SequenceStatus
 from samovar.core.step import FED, DecodeSequences, PlainTokens, SampledTokens, ScheduledStep, StepResult
 from samovar.errors import ValidationError
-from samovar.schedule.admission import ENTRY_RULES, House, Need, StepBudget, why_not_fit, why_not_ready
+from samovar.schedule.admission import ENTRY_RULES, House, Need, StepBudget, need_of, why_not_fit, why_not_ready
 from samovar.schedule.block_pool import BlockPool
 from samovar.schedule.cache_groups import group_layers
+from samovar.schedule.constrained import Constraints, Enforcer
 from samovar.schedule.counters import Counters
 from samovar.schedule.draft import Draft, collect_prompt_logprobs
+from samovar.schedule.entry import live_request
 from samovar.schedule.finish import append_token, news
 from samovar.schedule.live import LiveRequest, LiveSequence, make_sequences
 from samovar.schedule.options import SchedulerOptions
 from samovar.schedule.policy import POLICIES, WaitingQueue
-from samovar.schedule.prefix_cache import CacheIdentity, PrefixCache, PrefixKey
+from samovar.schedule.prefix_cache import CacheIdentity, PrefixCache
 from samovar.schedule.step_time import StepTimeModel
 
 _by_rank = attrgetter("rank")
@@ -42,7 +44,8 @@ class Scheduler:
     """Owns requests, sequences, slots and blocks of one engine.
 
     `num_blocks` is what the workers allocated. Call `schedule` for a step, have it run, and hand its result to
-    `update` (or `fail_step`) in the order of the steps. `now` is `time.monotonic()`.
+    `update` (or `fail_step`) in the order of the steps. `now` is `time.monotonic()`. With an `enforcer` it takes
+    constrained requests, and wants `let_in` to be called between steps.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Scheduler:
         *,
         cache_specs: SequenceOf[CacheSpec] = (),
         identity: CacheIdentity | None = None,
+        enforcer: Enforcer | None = None,
     ) -> None:
         self.options = options
         self._identity = identity or CacheIdentity()
@@ -70,6 +74,7 @@ class Scheduler:
         self._freed_slots: list[int] = []
         self._requests: dict[str, LiveRequest] = {}
         self._waiting = WaitingQueue()
+        self._constraints = Constraints(enforcer)
         self._running: list[LiveSequence] = []  # In rank order: the last one is the first to be preempted.
         self._launched: dict[int, Draft] = {}
         self._num_steps, self._num_requests, self._generation = 0, 0, 0
@@ -90,17 +95,19 @@ class Scheduler:
             raise ValidationError(message, parameter="request_id", value=request.request_id)
         for rule in ENTRY_RULES:
             rule(request, self.options, self._pool.num_blocks)
+        self._constraints.check(request)
         order = self._num_requests
         self._num_requests += 1
-        parent = self._enter(request, order)
+        parent = live_request(request, order, self.options, self._identity, self._generation)
         # The last token of a full cache needs no place in it: nothing is computed from it.
         most = min(self.options.max_model_len, self._pool.num_blocks * self._block_size + 1)
         sequences = make_sequences(parent, self._rank(request, order), most, overlaps=self.options.async_scheduling)
         parent.live = {s.index: s for s in sequences}
         if parent.num_shared_tokens:
             parent.deferred = sequences[1:]
+        self._constraints.begin(sequences)
         for sequence in sequences[: len(sequences) - len(parent.deferred)]:
-            self._waiting.add(sequence)
+            self._enqueue(sequence)
         self._requests[request.request_id] = parent
         self._counters.num_live += len(sequences)
 
@@ -119,8 +126,22 @@ class Scheduler:
             self._end(sequence, FinishReason.ABORT)
         return [news(sequence, []) for sequence in chosen]
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix; running sequences go on. What they computed so far is not shared any more."""
+    def abort_all(self) -> list[SequenceOutput]:
+        """End every request; returns the last output of every choice."""
+        return [output for request_id in list(self._requests) for output in self.abort(request_id)]
+
+    def let_in(self) -> list[SequenceOutput]:
+        """Let sequences join the queue whose matchers are there by now; returns the last outputs of those that get none."""
+        ready, failed = self._constraints.settle()
+        for sequence in ready:
+            self._waiting.add(sequence)
+        return [self._end_with_error(sequence, message) for sequence, message in failed]
+
+    def reset_prefix_cache(self, *, reset_running: bool = False) -> bool:
+        """Forget every cached prefix. What running sequences computed so far is not shared any more; they go on, or with
+        `reset_running` lose their blocks and slots, wait, and compute their tokens again."""
+        while reset_running and self._running:
+            self._preempt(self._running[-1])
         self._cache.reset()
         self._generation += 1
         return True
@@ -136,7 +157,8 @@ class Scheduler:
         self._schedule_prefills(draft, unfinished, now)
         if not draft.rows:
             return None
-        step = ScheduledStep(self._num_steps, draft.started, self._freed_slots, draft.rows)
+        masks = self._constraints.masks(draft)
+        step = ScheduledStep(self._num_steps, draft.started, self._freed_slots, draft.rows, masks=masks)
         self._freed_slots = []
         self._num_steps += 1
         self._launched[step.step_id] = draft
@@ -149,7 +171,9 @@ class Scheduler:
             outputs = self._book_decodes(draft, draft.rows, result.sampled, now)
         else:
             outputs = self._book(draft, result, now)
-        self._measure(draft, result.seconds)
+        self._counters.count_step(draft.budget.num_tokens, result.seconds)
+        if self.options.step_time_target:
+            draft.budget.report(result.seconds)
         return outputs
 
     def _book(self, draft: Draft, result: StepResult, now: float) -> list[SequenceOutput]:
@@ -195,7 +219,7 @@ class Scheduler:
                 if not end % size or parent.deferred:
                     self._confirm(sequence, end)
                 may_end = end + 1 >= sequence.limit or token in sequence.end_ids
-                if token >= 0 and not may_end and sequence.prompt_logprobs is None:
+                if token >= 0 and not may_end and sequence.prompt_logprobs is None and sequence.matcher is None:
                     sequence.token_ids.append(token)
                     timing = sequence.timing
                     timing.last_token = now
@@ -304,8 +328,7 @@ class Scheduler:
             draft.add_chunk(chosen, count, now)
 
     def _budget(self) -> StepBudget:
-        has_company = self._counters.num_live > 1
-        return StepBudget(self.options, self._max_step_tokens, self._times, has_company=has_company)
+        return StepBudget(self.options, self._max_step_tokens, self._times, has_company=self._counters.num_live > 1)
 
     def _house(self) -> House:
         return House(self._group, self._pool.num_blocks, self._pool.num_free, len(self._running), self._max_running)
@@ -336,11 +359,7 @@ class Scheduler:
         return True
 
     def _need(self, sequence: LiveSequence, cached: list[int], budget: StepBudget) -> Need:
-        num_tokens, start = len(sequence.token_ids), len(cached) * self._block_size
-        wanted = num_tokens - start
-        chunk = budget.chunk(start, wanted)
-        num_blocks = self._group.num_blocks(num_tokens) - len(cached) + self._pool.num_free_among(cached)
-        return Need(num_blocks, budget.steps(wanted, chunk))
+        return need_of(sequence, len(cached) * self._block_size, self._group, self._pool.num_free_among(cached), budget)
 
     def _match(self, sequence: LiveSequence) -> list[int]:
         """Blocks of the longest cached beginning. Positions whose logprobs are wanted must be computed."""
@@ -393,6 +412,9 @@ class Scheduler:
         """Append the sampled tokens up to the end of the sequence, if it comes."""
         if sampled is None or not sampled.token_ids:
             return self._end_with_error(sequence, "the worker returned no token for this sequence")
+        matcher = sequence.matcher
+        if matcher is not None and matcher.error is not None:  # It gave no mask for this token.
+            return self._end_with_error(sequence, matcher.error)
         reason, count = None, 0
         for token in sampled.token_ids:
             reason = append_token(sequence, token)
@@ -406,7 +428,7 @@ class Scheduler:
         if reason is not None:
             self._end(sequence, reason)
         logprobs = None if sampled.logprobs is None else sampled.logprobs[:count]
-        return news(sequence, sampled.token_ids[:count], logprobs)
+        return news(sequence, sampled.token_ids[:count], logprobs, None if matcher is None else matcher.error)
 
     def _confirm(self, sequence: LiveSequence, end: int) -> None:
         """Believe that the K/V of the first `end` tokens is written: publish full blocks, let the siblings go."""
@@ -421,35 +443,15 @@ class Scheduler:
             num_shared = parent.num_shared_tokens // self._block_size
             for sibling in parent.deferred:
                 sibling.block_hashes = sequence.block_hashes[:num_shared]
-                self._waiting.add(sibling)
+                self._enqueue(sibling)
             parent.deferred = []
 
-    def _measure(self, draft: Draft, seconds: float) -> None:
-        budget = draft.budget
-        self._counters.count_step(budget.num_tokens, seconds)
-        if self.options.step_time_target:
-            budget.report(seconds)
+    # Changes of state. Each sequence is in one place: running, waiting, held back or deferred by its parent.
 
-    # Changes of state. Each sequence is in exactly one place: running, waiting or its parent's deferred list.
-
-    def _enter(self, request: Request, order: int) -> LiveRequest:
-        """The record of a new request: which blocks it may share with whom."""
-        params = request.params
-        shares = self.options.enable_prefix_caching
-        reads = shares and params.reads_prefix_cache
-        # Choices always share the prompt among themselves, under a key of their own if not with others.
-        is_private = params.n > 1 and not reads
-        root = None
-        if shares or is_private:
-            root = PrefixKey(
-                identity=self._identity,
-                block_size=self._block_size,
-                generation=self._generation,
-                cache_salt=request.cache_salt,
-                private=order if is_private else None,
-            ).digest()
-        num_shared = (len(request.prompt_token_ids) - 1) // self._block_size * self._block_size if params.n > 1 else 0
-        return LiveRequest(request, root, reads or is_private, is_private, num_shared_tokens=num_shared)
+    def _enqueue(self, sequence: LiveSequence) -> None:
+        """To the queue, or to those that wait for their matchers first."""
+        if not self._constraints.holds_back(sequence):
+            self._waiting.add(sequence)
 
     def _preempt(self, sequence: LiveSequence) -> None:
         """Running to waiting: blocks and slot go, tokens stay."""
@@ -481,17 +483,18 @@ class Scheduler:
         """Whatever state to finished. If it led siblings that still wait for its prompt, the next one leads."""
         parent = sequence.parent
         was_deferred = sequence in parent.deferred
+        was_held = self._constraints.drop(sequence)
         if sequence.status is SequenceStatus.RUNNING:
             self._release(sequence)
         elif was_deferred:
             parent.deferred.remove(sequence)
-        else:
+        elif not was_held:
             self._waiting.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         self._counters.num_live -= 1
         del parent.live[sequence.index]
         if parent.deferred and not was_deferred:
-            self._waiting.add(parent.deferred.pop(0))
+            self._enqueue(parent.deferred.pop(0))
         if not parent.live:
             del self._requests[sequence.request.request_id]

@@ -139,6 +139,7 @@ class DeviceRunner:
     def _queue(self, step: ScheduledStep, parts: Parts) -> None:
         """Queue all of a step but the copy of its tokens to the host."""
         self._state.flush()
+        self._state.mask(step.masks)
         if step.block_copies:
             self._model.copy_blocks(step.block_copies)
         if not self._decode(step.sequences, parts):
@@ -267,33 +268,35 @@ class DeviceRunner:
 
     def _forward(self, chunks: Chunks, parts: Parts) -> None:
         """Queue the whole step; `parts` is changed at the end, when nothing can fail any more."""
-        sent = self._builder.send(chunks)
-        hidden = self._hidden(sent, all_rows=any(s.num_prompt_logprobs for s in chunks.sequences))
+        sent = self._builder.send(chunks, self._buckets)
+        hidden, sampled = self._hidden(sent, all_rows=any(s.num_prompt_logprobs for s in chunks.sequences))
         prompts = [
             self._prompt_logprobs(sequence, hidden[int(first) :])
             for sequence, first in zip(chunks.sequences, chunks.first_rows[:-1], strict=True)
             if sequence.num_prompt_logprobs
         ]
         if len(sent.sampling.slots):
-            parts.samples.append(self._sample_sent(sent, hidden))
+            parts.samples.append(self._sample_sent(sent, sampled))
         parts.prompts += prompts
 
-    def _hidden(self, sent: SentStep, *, all_rows: bool) -> torch.Tensor:
-        """Hidden states of the rows that sample, in order; of all rows if they are wanted or needed anyway."""
+    def _hidden(self, sent: SentStep, *, all_rows: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states of all rows, unless only those that sample are needed, and of these, in order and padded."""
         batch = ForwardBatch(sent.token_ids, sent.positions, sent.slot_mapping, self._route.plan(sent.spans))
         last_rows, count = self._model.last_rows, len(sent.sampling.slots)
         if last_rows is None or all_rows or count == len(sent.token_ids):
-            return self._model.forward(batch)
+            hidden = self._model.forward(batch)
+            return hidden, hidden[sent.sample_rows]
         plans = self._route.plan(self._builder.sampling_spans(sent)) if count else ()
-        return last_rows(batch, sent.sample_rows, plans)
+        sampled = last_rows(batch, sent.sample_rows, plans)
+        return sampled, sampled
 
-    def _sample_sent(self, sent: SentStep, hidden: torch.Tensor) -> Samples:
+    def _sample_sent(self, sent: SentStep, sampled: torch.Tensor) -> Samples:
         rows = sent.sampling
-        # Those of the rows that sample, or of all rows: decode steps sample from every one.
-        wanted = hidden if len(rows.slots) == len(hidden) else hidden[sent.sample_rows]
+        count = len(rows.slots)
         if self._state.is_plain(rows.slots):
-            return Samples(rows.slots.tolist(), self._draw(wanted, sent.sample_slots, sent.sample_positions))
-        return self._sample(wanted, rows)
+            drawn = self._draw(sampled, sent.sample_slots, sent.sample_positions)
+            return Samples(rows.slots.tolist(), drawn[:count])
+        return self._sample(sampled[:count], rows)
 
     def _draw(self, hidden: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Tokens of rows that ask for nothing but a draw, int64 [rows]; as many logits at once as are planned for."""

@@ -55,6 +55,7 @@ class ModelRunner:
         """Run one step. Sequences that fail alone are in `failed`; an exception means that the whole step failed."""
         began = time.perf_counter()
         refused = self._slots.change(step)
+        self._state.mask(step.masks)
         self._copy_blocks(step.block_copies)
         built = self._builder.build(step)
         result = StepResult(step_id=step.step_id, failed={**built.failed, **refused})

@@ -87,12 +87,13 @@ class QueuedStep:
         token_ids = back.array[: len(self.slots)].tolist()
         result.seconds = back.began.seconds_until(back.ended)
         self.home.give_back(back)
-        if not self.completions and not result.failed and (not token_ids or min(token_ids) >= 0):
-            result.sampled = PlainTokens(self.slots, token_ids)
-            return result
         news = RowNews()
         for complete in self.completions:
             complete(result, news)
+        is_plain = not (result.failed or news.failed or news.logprobs)
+        if is_plain and (not token_ids or min(token_ids) >= 0):
+            result.sampled = PlainTokens(self.slots, token_ids)
+            return result
         _report(result, self.slots, token_ids, news)
         return result
 

@@ -96,6 +96,9 @@ class MetaStream:
     def reserve(self, num_bytes: int) -> None:
         """No memory is ever needed."""
 
+    def release(self) -> None:
+        """Nothing was set aside."""
+
     def capture(self, work: Callable[[], T]) -> tuple[MetaGraph, T]:
         """Run `work`, so that its launches are noted."""
         return MetaGraph(), work()

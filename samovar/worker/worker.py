@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
@@ -19,11 +20,13 @@ from samovar.hardware import device
 from samovar.hardware.memory import (
     DEFAULT_STEP_TOKENS,
     GRAPH_BYTES,
+    LOGITS_BYTES,
     MemoryPlan,
     ModelShape,
     decode_buckets,
     num_seqs,
     plan_memory,
+    rows_at_once,
 )
 from samovar.hardware.stream import CudaStream, DeviceStream
 from samovar.kernels.decode_inputs import decode_inputs
@@ -38,6 +41,7 @@ from samovar.parallel.mesh import Axis
 from samovar.quant.select import select
 from samovar.sample.state import SamplingState
 from samovar.weights.checkpoint import open_checkpoint
+from samovar.weights.host_copy import HostCopy
 from samovar.weights.load import Progress, fill_dummy, load_weights
 from samovar.weights.plan import layers_of
 from samovar.worker import warmup
@@ -46,6 +50,8 @@ from samovar.worker.device_builder import DeviceStepBuilder
 from samovar.worker.device_runner import DeviceModel, DeviceRunner
 from samovar.worker.graphs import DecodeGraphs
 from samovar.worker.model_runner import ModelRunner
+from samovar.worker.products import run_products
+from samovar.worker.profile import Profile
 from samovar.worker.slots import Slots
 from samovar.worker.step_builder import StepBuilder
 
@@ -94,6 +100,9 @@ class Worker:
         self._stream: DeviceStream | None = None
         self._runner: Runner | None = None
         self._fused: FusedModel | None = None
+        self._host_copy: HostCopy | None = None
+        self._has_weights = False
+        self._profile = Profile(config.device.profiler_dir, self.device)
 
     @property
     def num_blocks(self) -> int:
@@ -122,7 +131,7 @@ class Worker:
         """
         if self.facts.kind == "cpu":
             self._fill(progress)
-            self._make_runner()
+            self.restore_cache()
         else:
             device.limit_memory(self.memory_plan.total_bytes)
             compilation = warmup.begin(self)
@@ -131,7 +140,8 @@ class Worker:
                 self._fill(progress)
                 if warmup.settle(compilation, self.kernels):
                     self._fill(progress)
-                self._make_runner()
+                self.restore_cache()
+                self._run_products()
             device.synchronize(self.facts.kind)
         self._check_routes()
 
@@ -145,6 +155,15 @@ class Worker:
             else:
                 with open_checkpoint(self.description) as checkpoint:
                     load_weights(self.model, checkpoint, progress=progress)
+        self._has_weights = True
+
+    def _run_products(self) -> None:
+        """Have the matrix library load its kernels before a step needs them."""
+        buckets = decode_buckets(num_seqs(self.config))
+        max_rows = self.config.scheduler.max_num_batched_tokens or DEFAULT_STEP_TOKENS
+        run_products(self.model, max_rows, buckets, rows_at_once(self.vocab_size, LOGITS_BYTES["cuda"]))
+        device.synchronize(self.facts.kind)
+        device.drop_unused(self.facts.kind)
 
     def launch(self, step: ScheduledStep) -> PendingStep:
         """Start one step; an exception, now or from its `result`, means that the whole step failed.
@@ -170,7 +189,67 @@ class Worker:
 
     def reset_cache(self) -> None:
         """Give the cache's memory back and start with an untouched one. No sequence may be running."""
-        self._make_runner()
+        self.release_cache()
+        self.restore_cache()
+
+    # Sleep. No sequence may be running, and no step may come before weights and cache are back.
+
+    def release_cache(self) -> int:
+        """Give back the memory of the cache, and of everything else that exists for running steps; returns the bytes that
+        were planned for the cache, 0 if it was gone already."""
+        if self._runner is None:
+            return 0
+        self._drop_runner()
+        device.release_memory(self.facts.kind)
+        return dict(self.memory_plan.lines)["kv cache"]
+
+    def restore_cache(self) -> None:
+        """A fresh cache, and fresh per-slot buffers."""
+        if self._runner is not None:
+            return
+        if self._stream is None:
+            self._runner = self.make_runner(self.device, None)
+            return
+        with self._stream.current():
+            self._runner = self.make_runner(self.device, self._stream)
+
+    def release_weights(self, level: int, progress: Progress | None = None) -> None:
+        """Level 1 moves a GPU's weights to host memory; on a CPU they are there, and stay. Level 2 drops them.
+
+        Raises `ConflictError` if the host has no room for them; then they stay. The cache must have been released.
+        """
+        if level == 1 and self._has_weights and self.device.type != "cpu":
+            self._host_copy = HostCopy(self.model, progress)
+            self._has_weights = False
+        elif level == 2:
+            self._has_weights, self._host_copy, self._fused = False, None, None
+            bind(self.model, self._place(torch.device("meta"), self.max_model_len))
+        device.release_memory(self.facts.kind)
+
+    def restore_weights(self, progress: Progress | None = None) -> None:
+        """Bring the weights back, from host memory or from the checkpoint; nothing to do if they are here."""
+        if self._has_weights:
+            return
+        with nullcontext() if self._stream is None else self._stream.current():
+            if self._host_copy is None:
+                self._fill(progress)
+            else:
+                self._host_copy.restore(progress)
+        device.synchronize(self.facts.kind)
+        self._host_copy, self._has_weights = None, True
+
+    def holds_weights(self) -> bool:
+        """Whether the model's weights are where steps need them."""
+        return self._has_weights
+
+    def start_profile(self, prefix: str = "") -> None:
+        """Note what runs from now on; see `Profile`."""
+        self._profile.start(prefix)
+
+    def stop_profile(self) -> str:
+        """Write what was noted; returns the file."""
+        self.synchronize()
+        return self._profile.stop()
 
     def routes(self) -> list[str]:
         """Which implementation serves each op and each kind of attention, and why; then what is fused, once it is."""
@@ -214,19 +293,14 @@ class Worker:
             keeps_scores=any(spec.softcap is not None or spec.has_sinks for spec in self.model.attention_specs()),
         )
 
-    def _make_runner(self) -> None:
-        """A fresh cache and fresh per-slot buffers around the loaded model."""
-        # The old cache must be gone before the new one exists: both together were never planned. So must its graphs, of
-        # which the last replay may still be under way.
+    def _drop_runner(self) -> None:
+        """Let go of the cache, the per-slot buffers and the graphs, of which the last replay may still be under way."""
         self.synchronize()
         self._runner = None
         for layer in attention_layers(self.model):
             layer.cache = (torch.empty(0), torch.empty(0))
-        if self._stream is None:
-            self._runner = self.make_runner(self.device, None)
-            return
-        with self._stream.current():
-            self._runner = self.make_runner(self.device, self._stream)
+        if self._stream is not None:
+            self._stream.release()
 
     def make_runner(self, where: torch.device, stream: DeviceStream | None) -> Runner:
         """A cache on `where` and what runs steps on it, around the model as it is bound there.

@@ -15,7 +15,7 @@ from samovar.core.sampling_params import SamplingParams
 from samovar.core.step import SampledTokens, ScheduledStep, StepResult
 from samovar.engine.engine import Engine
 from samovar.engine.executors.in_process import InProcessExecutor
-from samovar.errors import CheckpointError
+from samovar.errors import CheckpointError, ConflictError
 from samovar.schedule.options import SchedulerOptions
 from samovar.schedule.scheduler import Scheduler
 
@@ -52,6 +52,10 @@ class FakeWorker:
         self.last: dict[int, int] = {}
         self.num_steps = 0
         self.most_tokens = 0
+        self.has_cache = self.has_weights = True
+        self.is_crowded = False
+        self.wake_seconds = 0.0
+        self.notes: list[str] = []
 
     @property
     def num_blocks(self) -> int:
@@ -61,7 +65,40 @@ class FakeWorker:
     def cache_specs(self) -> list[CacheSpec]:
         return []
 
+    def release_cache(self) -> int:
+        self.notes.append("cache released")
+        self.has_cache = False
+        return 4096
+
+    def restore_cache(self) -> None:
+        self.notes.append("cache restored")
+        self.last.clear()
+        self.has_cache = True
+
+    def release_weights(self, level: int, progress: Callable[[int, int], None] | None = None) -> None:
+        if self.is_crowded:
+            raise ConflictError("the host has no room")
+        self.notes.append(f"weights released, level {level}")
+        self.has_weights = level == 0
+
+    def restore_weights(self, progress: Callable[[int, int], None] | None = None) -> None:
+        if self.is_crowded:
+            raise MemoryError("no room on the device")
+        time.sleep(self.wake_seconds)
+        self.notes.append("weights restored")
+        self.has_weights = True
+
+    def holds_weights(self) -> bool:
+        return self.has_weights
+
+    def memory_reading(self) -> tuple[int, int]:
+        return 1, 2
+
+    def start_profile(self, prefix: str = "") -> None:
+        raise ConflictError("profiling is off: start with --profiler-dir DIRECTORY")
+
     def execute(self, step: ScheduledStep) -> StepResult:
+        assert self.has_cache and self.has_weights, "a step while asleep"
         self.gate.wait()
         if self.delay:
             time.sleep(self.delay)
@@ -135,6 +172,7 @@ def build_fake(config: EngineConfig, on_phase: Callable[[str], None]) -> tuple[E
             time.sleep(0.3)
             on_phase("loading")
     worker = FakeWorker(delay=0.002)
+    worker.wake_seconds = 4.0 if config.model.model == "drowsy" else 0.0
     if config.model.model == "stuck":
         worker.gate.clear()
     return fake_engine(worker, max_num_seqs=config.scheduler.max_num_seqs), fake_info(worker)

@@ -129,15 +129,14 @@ async def test_the_servers_content_format(content_format: str, rendered: str, ti
     """--chat-template-content-format decides what a template sees that would take either."""
     server = ServerConfig(chat_template=FORMATS, chat_template_content_format=content_format)
     config = EngineConfig(model=ModelConfig(model=str(tiny_model)))
-    preparer = await run._load(config, server, StartedClient())  # type: ignore[arg-type]
+    preparer = await run.load_model(config, server, StartedClient())  # type: ignore[arg-type]
     assert preparer.render(PARTS).text == rendered
-    assert preparer.render(PARTS, content_format="auto").text == rendered
 
 
 async def test_the_servers_tokenizer(hub: FileServer, tiny_model: Path, tmp_path: Path) -> None:
     """--tokenizer reaches the server's door as it reaches `LLM`."""
     model = ModelConfig(model=str(tiny_model), tokenizer="owner/words", download_dir=str(tmp_path / "cache"))
-    preparer = await run._load(EngineConfig(model=model), ServerConfig(), StartedClient())  # type: ignore[arg-type]
+    preparer = await run.load_model(EngineConfig(model=model), ServerConfig(), StartedClient())  # type: ignore[arg-type]
     assert len(preparer.encode_text("samovar")) == 1
     assert preparer.render([{"role": "user", "content": "hi"}]).text == "SHOUT hi"
 

@@ -165,7 +165,9 @@ def test_prompt_logprobs_over_chunks_and_preemption() -> None:
     """Each prompt position once, in order, whatever the chunks; the first is None; choice 0 only."""
     house = House(options(max_num_batched_tokens=7, max_num_seqs=6), 20, depth=2)
     for length in (1, 2, 30, 45):
-        house.add(request(length, prompt_logprobs=1, logprobs=1, n=2, temperature=1.0, seed=1, max_tokens=30))
+        house.add(
+            request(length, prompt_logprobs=1, logprobs=1, n=2, temperature=1.0, seed=1, max_tokens=30, ignore_eos=True)
+        )
     house.run()
     house.check_answers()
     assert house.scheduler.stats().num_preemptions > 0

@@ -80,6 +80,9 @@ class HostStream:
     def reserve(self, num_bytes: int) -> None:
         pass
 
+    def release(self) -> None:
+        pass
+
     def capture(self, work: Callable[[], Any]) -> tuple[HostGraph, Any]:
         if self.refuses():
             raise torch.OutOfMemoryError("no room for a graph")

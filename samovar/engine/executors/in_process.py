@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import Any, Protocol
 
 from samovar.core.cache_spec import CacheSpec
 from samovar.core.step import ScheduledStep, StepResult
+from samovar.engine.executor import WORKER_CALLS
+
+SIGN_SECONDS = 0.3
+"""How often a long call shows that it goes on."""
 
 
 class StepWorker(Protocol):
@@ -48,6 +53,19 @@ class InProcessExecutor:
     def prepare(self) -> bool:
         """Nothing: a step on the CPU is as fast the first time."""
         return False
+
+    def call(self, name: str, *arguments: Any, sign: Callable[[], None] | None = None) -> Any:
+        """See `Executor`."""
+        assert name in WORKER_CALLS, name
+        answer = self._thread.submit(getattr(self._worker, name), *arguments)
+        while True:
+            try:
+                return answer.result(SIGN_SECONDS)
+            except TimeoutError:
+                if answer.done():
+                    return answer.result()
+            if sign is not None:
+                sign()
 
     def close(self) -> None:
         """Finish the step that is running, drop those behind it, and end the thread."""

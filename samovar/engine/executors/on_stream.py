@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from samovar.core.cache_spec import CacheSpec
 from samovar.core.step import PendingStep, ScheduledStep, StepResult
+from samovar.engine.executor import SHOWS_PROGRESS, WORKER_CALLS
 from samovar.hardware import device
 
 logger = logging.getLogger(__name__)
@@ -73,6 +75,18 @@ class StreamExecutor:
     def prepare(self) -> bool:
         """See `Executor`."""
         return self._worker.prepare()
+
+    def call(self, name: str, *arguments: Any, sign: Callable[[], None] | None = None) -> Any:
+        """See `Executor`."""
+        assert name in WORKER_CALLS, name
+        method = getattr(self._worker, name)
+        if sign is None or name not in SHOWS_PROGRESS:
+            return method(*arguments)
+
+        def listen(done: int, total: int) -> None:
+            sign()
+
+        return method(*arguments, listen)
 
     def close(self) -> None:
         """Wait for the steps that were queued, and let go of the worker, so that another engine finds its memory free.
