@@ -1,11 +1,15 @@
-"""Says which implementation computes each operation of a model here, and what the others answered; loads no weights."""
+"""Says which implementation computes each operation of a model here, and what the others answered; and in which formats
+its tool calls and reasoning are read. Loads no weights."""
 
 from __future__ import annotations
 
 from samovar.cli.described import declare, look_up
 from samovar.config.engine import ENGINE_GROUPS
-from samovar.config.groups import SourceConfig
+from samovar.config.groups import ServerConfig, SourceConfig
 from samovar.config.load import Settings
+from samovar.server.answers import formats_text
+from samovar.text.chat_template import load_chat_template
+from samovar.text.formats.choose import choose
 
 USAGE = "samovar routes [MODEL] [flags]"
 POSITIONAL = "model"
@@ -25,4 +29,7 @@ def run(settings: Settings) -> int:
         print(name)
         for answer in answers.split(" · "):
             print(f"  {answer}")
+    template = load_chat_template(found.description)
+    formats = choose(() if template is None else template.sources.values())
+    print(f"answers\n  {formats_text(template, formats, ServerConfig())}")
     return 0

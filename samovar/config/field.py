@@ -15,6 +15,7 @@ from typing import Any, ClassVar, cast, dataclass_transform
 from samovar.errors import ConfigError
 
 VARIABLES: dict[str, str] = {
+    "SAMOVAR_ADMIN_API_KEY": "Key that opens the admin routes, if no --admin-api-key is given.",
     "SAMOVAR_API_KEY": "Key that clients must send, if no --api-key is given.",
     "SAMOVAR_CACHE": "Folder for downloads and compiled kernels. Default: samovar in XDG_CACHE_HOME or ~/.cache.",
     "SAMOVAR_LOG_LEVEL": "Least important messages to log, if no --log-level is given.",

@@ -9,7 +9,7 @@ _TLS = "put a reverse proxy that ends TLS in front of the server"
 _DISTRIBUTED = "one device per engine for now: run several servers behind a balancer"
 _LORA = "LoRA adapters are not supported yet: merge the adapter into the weights"
 _MEDIA = "images, audio and video are not supported yet: text models only"
-_TOOLS = "tool calls are not parsed yet: requests with tools are refused"
+_TOOLS = "no code is loaded by name and no tools run here; formats are named with --tool-call-parser"
 _SPECULATION = "speculative decoding is not supported yet"
 _OFFLOAD = "nothing is offloaded yet: choose a smaller quantization or --max-model-len"
 _GRAPHS = "there is no compilation step to configure"
@@ -44,24 +44,24 @@ REASONS: dict[str, str] = {
     "disable_custom_all_reduce": _DISTRIBUTED,
     "enable_lora": _LORA, "lora_modules": _LORA, "max_loras": _LORA, "max_lora_rank": _LORA, "max_cpu_loras": _LORA,
     "speculative_config": _SPECULATION, "spec_method": _SPECULATION, "spec_model": _SPECULATION, "spec_tokens": _SPECULATION,
-    "structured_outputs_config": "structured outputs are not supported yet: requests that ask for them are refused",
-    "guided_decoding_backend": "structured outputs are not supported yet: requests that ask for them are refused",
+    "structured_outputs_config": "see --structured-outputs-timeout and the limits beside it",
+    "guided_decoding_backend": "llguidance enforces all grammars; leave the flag out",
     "limit_mm_per_prompt": _MEDIA, "mm_processor_kwargs": _MEDIA, "mm_processor_cache_gb": _MEDIA, "media_io_kwargs": _MEDIA,
     "allowed_local_media_path": _MEDIA, "allowed_media_domains": _MEDIA, "language_model_only": _MEDIA,
     "moe_backend": "choose an implementation with --kernel OP=IMPLEMENTATION",
     "linear_backend": "choose an implementation with --kernel OP=IMPLEMENTATION",
     "kv_transfer_config": "K/V transfer between engines is not supported yet",
     "kv_events_config": "K/V transfer between engines is not supported yet",
-    "enable_sleep_mode": "stop the server instead; it is ready again in seconds",
+    "enable_sleep_mode": "sleeping is always possible, through the admin routes",
     "otlp_traces_endpoint": "traces are not exported yet; /metrics has the figures",
-    "profiler_config": "use py-spy or torch.profiler from outside",
+    "profiler_config": "use --profiler-dir",
     "logits_processors": "no code is loaded by name; see logit_bias, bad_words and allowed_token_ids",
     "worker_extension_cls": "no code is loaded by name", "middleware": "no code is loaded by name",
     "additional_config": "there are no hidden settings",
     "ssl_keyfile": _TLS, "ssl_certfile": _TLS, "ssl_ca_certs": _TLS, "ssl_cert_reqs": _TLS, "enable_ssl_refresh": _TLS,
-    "enable_auto_tool_choice": _TOOLS, "tool_call_parser": _TOOLS, "tool_parser_plugin": _TOOLS, "tool_server": _TOOLS,
-    "reasoning_parser": "reasoning is not split from the answer yet", "enable_reasoning": "see --reasoning-parser",
-    "grpc": "there is no gRPC front end yet", "grpc_port": "there is no gRPC front end yet",
+    "tool_parser_plugin": _TOOLS, "tool_server": _TOOLS, "reasoning_parser_plugin": _TOOLS,
+    "enable_reasoning": "reasoning is told apart wherever the chat template shows how; see --reasoning-parser",
+    "grpc": "use --grpc-port",
     "disable_log_stats": "statistics are only on /metrics; nothing is logged",
     "disable_log_requests": "requests are not logged unless --enable-log-requests",
     "enable_log_outputs": "outputs are never logged", "max_log_len": "texts are never logged",

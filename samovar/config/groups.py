@@ -118,6 +118,8 @@ class DeviceConfig(Group):
     """Same tokens at every batch size (GPU only)."""
     tensor_parallel_size: int = field(default=1, ge=1, flags=("-tp",))
     """Devices that share each layer."""
+    profiler_dir: str | None = field(default=None)
+    """Directory that profiles are written to, when start_profile asks for one. Default: profiling is off."""
 
 
 class ServerConfig(Group):
@@ -131,6 +133,19 @@ class ServerConfig(Group):
     """Unix socket to listen on instead."""
     api_key: list[str] = field(factory=list, env="SAMOVAR_API_KEY")
     """Keys accepted as bearer tokens, repeatable."""
+    api_keys_file: str | None = field(default=None)
+    """YAML list of keys: name, key (or sha256), and what its requests get: priority, salt (own or shared), trusted."""
+    admin_api_key: list[str] = field(factory=list, env="SAMOVAR_ADMIN_API_KEY")
+    """Keys that open the admin routes (and all others), repeatable."""
+    admin_port: int | None = field(default=None, ge=0, le=65535)
+    """Port on 127.0.0.1 of a second listener for the admin routes, without a key unless --admin-api-key is given; 0 picks
+    a free one. Default: none."""
+    salt_by_key: bool = field(default=False)
+    """Give every key its own part of the prefix cache, so that no user learns from timing what another one sent."""
+    grpc_port: int | None = field(default=None, ge=0, le=65535)
+    """Port of the gRPC service; 0 picks a free one. Needs the packages of the extra `grpc`. Default: no gRPC."""
+    grpc_host: str = field(default="127.0.0.1")
+    """Address of the gRPC service."""
     served_model_name: list[str] = field(factory=list)
     """Names the model answers to; the first is reported."""
     chat_template: str | None = field(default=None)
@@ -141,6 +156,33 @@ class ServerConfig(Group):
     """JSON object of template variables."""
     trust_request_chat_template: bool = field(default=False)
     """Accept chat templates in requests."""
+    enable_auto_tool_choice: bool = field(default=True)
+    """Let the model choose whether to call a tool. Off: tool_choice "auto" counts as "none"."""
+    tool_call_parser: str = field(default="auto")
+    """How the model writes tool calls: the name of a format, or "none". Default: as the chat template shows."""
+    reasoning_parser: str = field(default="auto")
+    """How the model marks what it thinks: the name of a format, or "none". Default: as the chat template shows."""
+    reasoning_content_alias: bool = field(default=True)
+    """Chat answers repeat `reasoning` as `reasoning_content`, the name that many clients read."""
+    max_tools: int = field(default=1024, ge=1)
+    """Most tools in one request."""
+    max_tools_bytes: int = field(default=4 * 1024 * 1024, ge=1024)
+    """Largest size of all tool definitions of one request, as JSON."""
+    structured_outputs_timeout: float = field(default=2.0, ge=0.05)
+    """Seconds that compiling the grammar of one request may take; it is refused then."""
+    structured_outputs_max_bytes: int = field(default=512 * 1024, ge=1024)
+    """Largest schema, regex or grammar of one request."""
+    structured_outputs_cache_bytes: int = field(default=64 * 1024 * 1024, ge=0)
+    """Memory for grammars that were compiled before."""
+    enable_responses_store: bool = field(default=True)
+    """Keep answers of /v1/responses in memory, for `previous_response_id` and retrieval."""
+    responses_store_bytes: int = field(default=64 * 1024 * 1024, ge=1024)
+    """Memory for kept answers; the oldest go first."""
+    anthropic_volatile_lines: bool = field(default=True)
+    """Keep lines of a system prompt that change with every turn from spoiling the prefix cache (/v1/messages): billing
+    headers are left out, others move to the end of the last message."""
+    anthropic_model_aliases: bool = field(default=False)
+    """Answer /v1/messages under every model name that begins with "claude"."""
     response_role: str = field(default="assistant")
     """Role of generated messages."""
     allowed_origins: list[str] = field(factory=list)

@@ -152,6 +152,13 @@ def no_empty_key(server: ServerConfig) -> str | None:
     return None
 
 
+def no_empty_admin_key(server: ServerConfig) -> str | None:
+    """An empty key would let everybody in."""
+    if any(not key.strip() for key in server.admin_api_key):
+        return "--admin-api-key must not be empty; leave the flag out to have no admin key"
+    return None
+
+
 def one_address(server: ServerConfig) -> str | None:
     """A Unix socket has no port."""
     if server.uds is not None and (server.port != ServerConfig.port or server.host != ServerConfig.host):
@@ -166,7 +173,12 @@ def no_empty_name(server: ServerConfig) -> str | None:
     return None
 
 
-SERVER_RULES: tuple[Callable[[ServerConfig], str | None], ...] = (no_empty_key, no_empty_name, one_address)
+SERVER_RULES: tuple[Callable[[ServerConfig], str | None], ...] = (
+    no_empty_key,
+    no_empty_admin_key,
+    no_empty_name,
+    one_address,
+)
 """Rules of the HTTP front end."""
 
 

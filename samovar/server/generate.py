@@ -13,49 +13,46 @@ from contextlib import aclosing
 from itertools import accumulate
 
 from samovar.core.events import GenerationEvent
+from samovar.core.outputs import NOTHING_ALLOWED
 from samovar.core.request import Request
 from samovar.core.sequence import FinishReason
-from samovar.errors import OverloadedError
+from samovar.errors import OverloadedError, SamovarError, ValidationError
 from samovar.server.problems import ChoiceFailedError
 from samovar.server.state import ServingState
+from samovar.text.answer import PLAIN, AnswerPlan
 from samovar.text.output import RequestPipeline
 
 Events = AsyncGenerator[tuple[int, GenerationEvent], None]
 """(choice number of the whole call, news of that choice)."""
 
 
-async def generate(state: ServingState, requests: Sequence[Request]) -> Events:
+def generate(state: ServingState, requests: Sequence[Request], plans: Sequence[AnswerPlan] | None = None) -> Events:
     """Run the requests of one API call side by side; choice numbers count request times n.
 
-    Raises what the engine client raises, and `ChoiceFailedError` if the engine gave up a choice; the call's other
-    requests are aborted then.
+    `plans` say how each request's answers are read; without them everything is content.
+    Raises what the engine client raises, and if the engine gave up a choice `ValidationError` where the request left it
+    nothing to say, else `ChoiceFailedError`; the call's other requests are aborted then.
     """
-    if len(requests) == 1:
-        async with aclosing(_run(state, requests[0])) as events:
-            async for event in events:
-                yield event.index, event
-        return
-    async with aclosing(_run_many(state, requests)) as numbered:
-        async for pair in numbered:
-            yield pair
+    every = [PLAIN] * len(requests) if plans is None else plans
+    return _run(state, requests[0], every[0]) if len(requests) == 1 else _run_many(state, requests, every)
 
 
-async def _run_many(state: ServingState, requests: Sequence[Request]) -> Events:
+async def _run_many(state: ServingState, requests: Sequence[Request], plans: Sequence[AnswerPlan]) -> Events:
     """One task a request, one queue; the first failure ends them all."""
     news: asyncio.Queue[tuple[int, GenerationEvent] | Exception | None] = asyncio.Queue()
 
-    async def follow(first_choice: int, request: Request) -> None:
+    async def follow(first_choice: int, request: Request, plan: AnswerPlan) -> None:
         try:
-            async with aclosing(_run(state, request)) as events:
-                async for event in events:
-                    news.put_nowait((first_choice + event.index, event))
+            async with aclosing(_run(state, request, plan)) as events:
+                async for choice, event in events:
+                    news.put_nowait((first_choice + choice, event))
         except Exception as error:  # handed to the consumer below, which raises it
             news.put_nowait(error)
         else:
             news.put_nowait(None)
 
     starts = accumulate((r.params.n for r in requests[:-1]), initial=0)
-    tasks = [asyncio.ensure_future(follow(start, r)) for start, r in zip(starts, requests, strict=True)]
+    tasks = [asyncio.ensure_future(follow(*run)) for run in zip(starts, requests, plans, strict=True)]
     running = len(tasks)
     try:
         while running:
@@ -72,28 +69,29 @@ async def _run_many(state: ServingState, requests: Sequence[Request]) -> Events:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _run(state: ServingState, request: Request) -> AsyncGenerator[GenerationEvent, None]:
+async def _run(state: ServingState, request: Request, plan: AnswerPlan) -> Events:
     """Follow one request through the output pipeline until each of its choices has ended."""
     client, metrics = state.client, state.metrics
     assert metrics is not None  # set together with the client
-    pipeline = RequestPipeline(state.preparer.tokenizer, request)
+    pipeline = RequestPipeline(state.preparer.tokenizer, request, plan)
     open_choices = request.params.n
     outputs = client.generate(request)
     record = metrics.begin(request)
     failed = False
     try:
         async for output in outputs:
-            event = pipeline.feed(output)
+            events = pipeline.feed(output)
             for index in pipeline.take_stopped():
                 await client.abort(request.request_id, index)
-            if event is None:
-                continue
-            record.take(event, time.monotonic())
-            if event.finish_reason is not None:
-                if event.finish_reason is FinishReason.ERROR:
-                    raise ChoiceFailedError(event.error or "the engine gave up this request")
-                open_choices -= 1
-            yield event
+            for event in events:
+                record.take(event, time.monotonic())
+                if not state.config.enable_prompt_tokens_details:
+                    event.num_cached_tokens = 0  # here, so that no API tells
+                if event.finish_reason is not None:
+                    if event.finish_reason is FinishReason.ERROR:
+                        raise _failure(event.error)
+                    open_choices -= 1
+                yield event.index, event
             if not open_choices:
                 return
         raise ChoiceFailedError("the engine ended this request without a finish reason")
@@ -106,3 +104,9 @@ async def _run(state: ServingState, request: Request) -> AsyncGenerator[Generati
     finally:
         record.end(abandoned=open_choices > 0, failed=failed)
         await outputs.aclose()  # type: ignore[attr-defined]
+
+
+def _failure(error: str | None) -> SamovarError:
+    if error == NOTHING_ALLOWED:
+        return ValidationError(error)
+    return ChoiceFailedError(error or "the engine gave up this request")

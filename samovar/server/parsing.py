@@ -12,18 +12,17 @@ from typing import TypeVar
 
 import msgspec
 
+from samovar.core.once import Once
 from samovar.errors import ValidationError
-from samovar.server.openai.refusals import Refusal
+from samovar.server.allowed import must_be
+from samovar.server.refusal import Refusal
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_logger = logging.getLogger(__name__)
+_once = Once(logging.getLogger(__name__))
 _top_level = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_location = re.compile(r"^(?P<rule>.*?)(?: - at `(?:key in )?\$(?P<path>[^`]*)`)?$", re.DOTALL)
+_location = re.compile(r"^(?P<rule>.*?)(?: - at (?:`key` in )?`(?:key in )?\$(?P<path>[^`]*)`)?$", re.DOTALL)
 _missing = re.compile(r"^Object missing required field `(?P<field>[^`]+)`")
-
-MAX_REMEMBERED_FIELDS = 256
-_seen_unknown: set[str] = set()
 
 
 def decode_body(body: bytes, kind: type[T], refusals: Mapping[str, Refusal]) -> T:
@@ -38,16 +37,17 @@ def decode_body(body: bytes, kind: type[T], refusals: Mapping[str, Refusal]) -> 
             refusals[name].check(name, msgspec.json.decode(fields[name]), fields)
         record = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise _explain(str(error)) from None
+        raise _explain(str(error), kind) from None
     except msgspec.DecodeError as error:
         raise ValidationError(f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise ValidationError("the body is nested too deeply") from None
-    _note_unknown(fields.keys() - refusals.keys() - set(kind.__struct_fields__))
+    for name in fields.keys() - refusals.keys() - set(kind.__struct_fields__):
+        _once.warn(f"request field {name[:64]!r} is unknown and ignored")
     return record
 
 
-def _explain(text: str) -> ValidationError:
+def _explain(text: str, kind: type[msgspec.Struct]) -> ValidationError:
     """msgspec's "rule - at `$.field`" -> our error with the field as `parameter`."""
     match = _location.match(text)
     rule, path = (match["rule"], match["path"]) if match else (text, None)
@@ -58,11 +58,4 @@ def _explain(text: str) -> ValidationError:
         return ValidationError(f"{parameter} is required", parameter=parameter)
     if parameter is None:
         return ValidationError(f"the body must be a JSON object: {rule}")
-    return ValidationError(f"{parameter}: {rule}", parameter=parameter)
-
-
-def _note_unknown(names: set[str]) -> None:
-    for name in names:
-        if name not in _seen_unknown and len(_seen_unknown) < MAX_REMEMBERED_FIELDS:
-            _seen_unknown.add(name)
-            _logger.warning("request field %r is unknown and ignored (said once)", name[:64])
+    return ValidationError(f"{parameter}: {must_be(rule, kind, parameter)}", parameter=parameter)

@@ -10,7 +10,15 @@ import uuid
 
 import msgspec
 
-from samovar.errors import EngineDeadError, NotFoundError, OverloadedError, SamovarError, TooLargeError, ValidationError
+from samovar.errors import (
+    ConflictError,
+    EngineDeadError,
+    NotFoundError,
+    OverloadedError,
+    SamovarError,
+    TooLargeError,
+    ValidationError,
+)
 from samovar.server.openai.schema import ErrorDetail, ErrorResponse
 
 MAX_MESSAGE_CHARS = 1000
@@ -39,6 +47,7 @@ class ClientGoneError(Exception):
 TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (NotFoundError, 404, "NotFoundError"),
     (TooLargeError, 413, "RequestTooLargeError"),
+    (ConflictError, 409, "ConflictError"),
     (ValidationError, 400, "BadRequestError"),
     (OverloadedError, 503, "ServiceUnavailableError"),
     (EngineDeadError, 503, "ServiceUnavailableError"),

@@ -7,7 +7,7 @@ one pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import reduce
@@ -16,16 +16,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jinja2
+import jinja2.meta
 
 from samovar.config.checkpoint import read_json
 from samovar.config.description import ModelDescription
 from samovar.config.gguf import read_gguf_header
 from samovar.errors import CheckpointError, ConfigError, ValidationError
 from samovar.text.hf_tokenizer import named_tokens, read_settings
-from samovar.text.messages import ContentFormat, detect_content_format, normalize, plain, tests_for_string
+from samovar.text.messages import (
+    ContentFormat,
+    detect_content_format,
+    normalize,
+    plain,
+    tests_for_string,
+    with_object_arguments,
+)
 from samovar.text.shield import KNOWN_ROLES, ControlTokens, Mentioned, Shield
 from samovar.text.template_sandbox import ChatEnvironment
 from samovar.text.tokenizer import SpanTokenizer, Tokenizer
+from samovar.text.tool_preamble import history_as_text, with_preamble
 
 RESERVED = frozenset(
     {"self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"}
@@ -62,6 +71,18 @@ class _Compiled:
     content_format: Literal["string", "openai"]
     tests_type: bool
     mentioned: Mentioned
+    variables: frozenset[str]
+    """What it reads that it does not set first; may name more."""
+
+    @property
+    def tools_variable(self) -> str | None:
+        """The variable under which it reads definitions of tools; None: it knows none."""
+        return next((name for name in ("tools", "xml_tools") if name in self.variables), None)
+
+    @property
+    def knows_calls(self) -> bool:
+        """Whether it shows the calls that an assistant made."""
+        return "tool_calls" in self.mentioned.names or "tool_calls" in self.mentioned.constants
 
 
 class ChatTemplate:
@@ -109,6 +130,19 @@ class ChatTemplate:
         changed = ChatTemplate({"default": source}, self.variables, content_format=self.content_format)
         return changed.with_tokenizer(tokenizer)
 
+    def reads(self, *, has_tools: bool) -> tuple[frozenset[str], frozenset[str]]:
+        """Names of the variables, and all texts, that the template for such a conversation speaks of."""
+        compiled = self._choose(has_tools=has_tools)
+        return compiled.variables, compiled.mentioned.constants
+
+    def knows_tools(self) -> bool:
+        """Whether definitions of tools reach the prompt by the template's own words."""
+        return self._choose(has_tools=True).tools_variable is not None
+
+    def knows_calls(self) -> bool:
+        """Whether calls of the history do."""
+        return self._choose(has_tools=True).knows_calls
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -122,9 +156,11 @@ class ChatTemplate:
     ) -> RenderedPrompt:
         """Messages to a prompt. `kwargs` are further template variables.
 
-        With `tools`, a template named "tool_use" is preferred. `continue_final_message` ends the prompt right after
-        the last message's text and excludes `add_generation_prompt`. Raises `ValidationError` with the template's own
-        words when it refuses the conversation, and when it goes over a bound of `template_sandbox`.
+        With `tools`, a template named "tool_use" is preferred; where the template knows no tools, `tool_preamble` says
+        it in words. Arguments of calls that are no JSON object are given as they came, and as an object to templates
+        that cannot take them so. `continue_final_message` ends the prompt right after the last message's text and
+        excludes `add_generation_prompt`. Raises `ValidationError` with the template's own words when it refuses the
+        conversation, and when it goes over a bound of `template_sandbox`.
         """
         if add_generation_prompt and continue_final_message:
             raise ValidationError(
@@ -137,25 +173,47 @@ class ChatTemplate:
             message = f"chat_template_kwargs: {name!r} is set by its own field"
             raise ValidationError(message, parameter="chat_template_kwargs", value=name)
         compiled = self._choose(has_tools=bool(tools))
-        wants = compiled.content_format if self.content_format == "auto" else self.content_format
-        chat = normalize(messages, wants)
-        self._check_roles(chat, compiled)
-        if wants == "openai" and not compiled.tests_type:
-            for turn in chat:
-                if isinstance(turn["content"], str):
-                    turn["content"] = [{"type": "text", "text": turn["content"]}]
         others = plain({"tools": tools, "documents": documents, "kwargs": kwargs}, "the request")
+        options = {"add_generation_prompt": add_generation_prompt}
+        wants = compiled.content_format if self.content_format == "auto" else self.content_format
+        failure: ValidationError | None = None
+        for chat in _forms(compiled, normalize(messages, wants), others["tools"]):
+            self._check_roles(chat, compiled)
+            if wants == "openai" and not compiled.tests_type:
+                chat = [
+                    {**turn, "content": [{"type": "text", "text": turn["content"]}]}
+                    if isinstance(turn["content"], str)
+                    else turn
+                    for turn in chat
+                ]
+            try:
+                return self._render(compiled, chat, others, options, is_continued=continue_final_message)
+            except ValidationError as error:
+                failure = failure or error
+        assert failure is not None  # there is at least one form
+        raise failure
+
+    def _render(
+        self,
+        compiled: _Compiled,
+        chat: list[dict[str, Any]],
+        others: dict[str, Any],
+        options: dict[str, Any],
+        *,
+        is_continued: bool,
+    ) -> RenderedPrompt:
         shield = Shield(self.controls, compiled.source, chat, others)
         chat = [shield.message(turn) for turn in chat]
         variables = {
             **self.variables,
             **shield.variables(others["kwargs"]),
             "messages": chat,
-            "tools": shield.client(others["tools"]),
+            "tools": None,
+            compiled.tools_variable or "tools": shield.client(others["tools"]),
             "documents": shield.client(others["documents"]),
-            "add_generation_prompt": add_generation_prompt,
+            **options,
         }
-        mark = _open_end(chat[-1], shield) if continue_final_message else None
+        mark = _open_end(chat[-1], shield) if is_continued else None
         text = self._run(compiled, variables)
         if mark is not None:
             text = _cut_at(text, mark)
@@ -289,7 +347,27 @@ def _compile(environment: ChatEnvironment, name: str, source: str) -> _Compiled:
         tree = environment.tree(source)
     except (jinja2.TemplateSyntaxError, RecursionError) as error:
         raise ConfigError(f"chat template {name!r}: {error}") from error
-    return _Compiled(source, template, detect_content_format(tree), tests_for_string(tree), Mentioned.by(tree))
+    variables = frozenset(jinja2.meta.find_undeclared_variables(tree))
+    content_format = detect_content_format(tree)
+    return _Compiled(source, template, content_format, tests_for_string(tree), Mentioned.by(tree), variables)
+
+
+def _forms(
+    compiled: _Compiled, chat: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+) -> Iterator[list[dict[str, Any]]]:
+    """The conversation in the forms to try, one after the other until the template takes one."""
+    is_told = bool(tools) and compiled.tools_variable is None
+    if is_told or not compiled.knows_calls:
+        chat = history_as_text(chat)
+    forms = [chat]
+    if tools and is_told:
+        forms = [with_preamble(chat, tools)]
+        if not any(turn["role"] in ("system", "developer") for turn in chat):
+            forms.append(with_preamble(chat, tools, in_system=False))
+    for form in forms:
+        yield form
+        if (other := with_object_arguments(form)) is not None:
+            yield other
 
 
 def _open_end(message: dict[str, Any], shield: Shield) -> str:

@@ -26,8 +26,8 @@ def normalize(messages: Sequence[Mapping[str, Any]], wants: Literal["string", "o
 
     Content that is null or absent becomes "". Text parts are joined by a line end for a template that `wants` strings
     and stay parts otherwise. Other null fields are dropped. Arguments of tool calls that are JSON objects in a string
-    become objects. Reasoning is given under every name that templates read. Raises `ValidationError` for a message
-    that is not an object with a role, and for parts that are not text.
+    become objects, absent ones empty objects. Reasoning is given under every name that templates read. Raises
+    `ValidationError` for a message that is not an object with a role, and for parts that are not text.
     """
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence) or not messages:
         raise ValidationError("messages must be a non-empty list", parameter="messages", value=messages)
@@ -85,13 +85,39 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     if not isinstance(call, dict):
         raise ValidationError(f"{where} must be an object", parameter="messages", value=call)
     function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str | None):
         return call
     try:
-        arguments = json.loads(function["arguments"] or "{}")
+        arguments = json.loads(function.get("arguments") or "{}")
     except (ValueError, RecursionError):
         return call
+    if arguments is None:
+        arguments = {}
     return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def with_object_arguments(chat: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """The messages with arguments that are no object (a model's broken JSON) put into one; None if there are none.
+
+    For templates that walk through arguments.
+    """
+    found = False
+    turns = []
+    for turn in chat:
+        calls = turn.get("tool_calls")
+        if isinstance(calls, list):
+            wrapped = [_wrapped(call) for call in calls]
+            found = found or any(new is not old for new, old in zip(wrapped, calls, strict=True))
+            turn = {**turn, "tool_calls": wrapped}
+        turns.append(turn)
+    return turns if found else None
+
+
+def _wrapped(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or isinstance(function.get("arguments"), dict):
+        return call
+    return {**call, "function": {**function, "arguments": {"arguments": function.get("arguments")}}}
 
 
 def plain(value: Any, where: str) -> Any:

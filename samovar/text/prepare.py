@@ -1,4 +1,4 @@
-"""Preparer: the single door. Text, ids or messages and sampling values in; a checked `Request` out.
+"""Preparer: the single door. Ids or a dialogue, and sampling values in; a checked `Request` out.
 
 `LLM` and the server use it alike, so that nothing reaches the engine unchecked and no two APIs differ in a default.
 """
@@ -8,17 +8,24 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any, Literal, TypeAlias
 
 from samovar.config.description import ModelDescription
+from samovar.core.constraint import Constraint
 from samovar.core.outputs import EngineInfo
 from samovar.core.request import Request
 from samovar.core.sampling_params import SamplingParams
 from samovar.core.validation import RequestLimits, check_prompt, check_routing, resolve_params
 from samovar.errors import ConfigError, ValidationError
+from samovar.text.answering import checked_structured, plan_dialogue
 from samovar.text.chat_template import RESERVED, ChatTemplate, RenderedPrompt, encode_rendered
-from samovar.text.messages import ContentFormat
+from samovar.text.dialogue import Dialogue, PreparedDialogue
+from samovar.text.formats.base import ReasoningFormat, ToolFormat
+from samovar.text.grammar_source import GrammarSource
+from samovar.text.reasoning import end_of_ids, reasoning_span
 from samovar.text.tokenizer import Tokenizer
+from samovar.text.wording import prepare_dialogue
 
 _DEFAULTS_OF_MODEL = {
     "temperature": "temperature",
@@ -32,6 +39,8 @@ _DEFAULTS_OF_MODEL = {
 
 
 Side: TypeAlias = Literal["left", "right"]
+Formats: TypeAlias = tuple[ToolFormat | None, ReasoningFormat | None]
+"""How a model writes calls, and how it marks what it thinks; None where that is not known."""
 
 
 def limits_from(
@@ -79,6 +88,8 @@ SLICE_CHARS = 65_536
 """Texts up to this length are encoded at once."""
 SEAM_TOKENS = 512
 """Tokens that cutting a text in two may add: no token is longer than this many characters."""
+MIN_MESSAGES = 4096
+"""So many are looked at whatever the context is."""
 CONTEXTS_ENCODED, MIN_TOKENS_ENCODED = 4, 100_000
 """A text is encoded whole up to that many times the context, or that many tokens, for truncation and /tokenize."""
 
@@ -86,8 +97,9 @@ CONTEXTS_ENCODED, MIN_TOKENS_ENCODED = 4, 100_000
 class Preparer:
     """Makes requests for one engine. Immutable; cheap to share between threads.
 
-    `default_sampling` (a generation_config, or sampling parameters) is used where a request sets nothing. Without a
-    tokenizer only token ids are taken. Every error is a `ValidationError` naming the request's field.
+    `default_sampling` (a generation_config, or sampling parameters) and `default_variables` (of the chat template) are
+    used where a request sets nothing. Without a tokenizer only token ids are taken, without a `grammar` compiler no
+    structured output and no tool choice that must be enforced. Every error is a `ValidationError` naming the request's field.
 
     Wherever a prompt is taken, `truncate_prompt_tokens` keeps that many of its tokens (-1: as many as the context holds
     besides one generated token), from its end for `truncation_side` "left" and from its beginning for "right". Without
@@ -101,12 +113,30 @@ class Preparer:
         limits: RequestLimits,
         eos_token_ids: Sequence[int],
         default_sampling: Mapping[str, Any] | None = None,
+        *,
+        formats: Formats = (None, None),
+        grammar: GrammarSource | None = None,
+        default_variables: Mapping[str, Any] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.template = None if template is None else template.with_tokenizer(tokenizer)
         self.limits = limits
         self.eos_token_ids = list(eos_token_ids)
         self.default_sampling = sampling_defaults(default_sampling or {})
+        self.formats = formats
+        self.grammar = grammar
+        self.default_variables = dict(default_variables or {})
+
+    def with_variables(self, variables: Mapping[str, Any]) -> Preparer:
+        """This door with further default variables of the chat template."""
+        changed = copy(self)
+        changed.default_variables = {**self.default_variables, **variables}
+        return changed
+
+    def close(self) -> None:
+        """End what the grammar compiler started."""
+        if self.grammar is not None:
+            self.grammar.close()
 
     def params(self, values: Mapping[str, Any] | None = None, *, max_tokens: int | None = None) -> SamplingParams:
         """Sampling parameters: what a request sets (None counts as unset), else the model's defaults, else ours.
@@ -117,19 +147,6 @@ class Preparer:
         given = {name: value for name, value in (values or {}).items() if value is not None}
         return SamplingParams(**{"max_tokens": max_tokens, **self.default_sampling, **given})
 
-    def from_text(
-        self,
-        text: str,
-        params: SamplingParams | None = None,
-        *,
-        add_special_tokens: bool = True,
-        parameter: str = "prompt",
-        **routing: Any,
-    ) -> Request:
-        """A request that continues `text`. Special tokens written in it count as such. `routing` is for `from_ids`."""
-        ids = self.encode_text(text, add_special_tokens=add_special_tokens, parameter=parameter)
-        return self.from_ids(ids, params, parameter=parameter, **routing)
-
     def from_ids(
         self,
         token_ids: Sequence[int],
@@ -139,49 +156,110 @@ class Preparer:
         cache_salt: str | None = None,
         truncate_prompt_tokens: int | None = None,
         truncation_side: Side = "left",
-        parameter: str = "prompt",
     ) -> Request:
-        """A request that continues these tokens. `parameter` is what the caller calls the prompt."""
+        """A request that continues these tokens."""
         params = self.params() if params is None else params
-        ids = list(token_ids)
-        if truncate_prompt_tokens is not None:
-            ids = self._truncated(ids, params, truncate_prompt_tokens, truncation_side)
+        ids = self._kept(token_ids, params, truncate_prompt_tokens, truncation_side)
+        constraint = self._constraint_of_ids(ids, params)
+        return self._request(ids, params, constraint, priority=priority, cache_salt=cache_salt, parameter="prompt")
+
+    def _request(
+        self,
+        ids: list[int],
+        params: SamplingParams,
+        constraint: Constraint | None,
+        *,
+        priority: int,
+        cache_salt: str | None,
+        parameter: str,
+    ) -> Request:
         check_prompt(ids, self.limits, parameter=parameter)
         check_routing(priority, cache_salt, self.limits)
         if params.stop and self.tokenizer is None:
             message = "stop: needs a tokenizer, and this engine has none"
             raise ValidationError(message, parameter="stop", value=params.stop)
+        params = self._with_bad_words(params.clone(structured_outputs=None))  # the constraint says it from here on
         return Request(
             request_id=uuid.uuid4().hex,
             prompt_token_ids=ids,
-            params=resolve_params(self._with_bad_words(params), len(ids), self.limits, self.eos_token_ids),
+            params=resolve_params(params, len(ids), self.limits, self.eos_token_ids),
             eos_token_ids=self.eos_token_ids,
             arrival=time.monotonic(),
             priority=priority,
             cache_salt=cache_salt,
+            constraint=constraint,
         )
 
-    def from_messages(
+    def _constraint_of_ids(self, ids: list[int], params: SamplingParams) -> Constraint | None:
+        """What a prompt of ids, which holds no dialogue, is to be followed by: structured output, or thinking in bounds."""
+        if params.structured_outputs is not None:
+            return Constraint(grammar=checked_structured(params.structured_outputs, self.needed_grammar()))
+        budget, format = params.thinking_token_budget, self.formats[1]
+        if budget is None or budget < 0 or format is None or self.tokenizer is None:
+            return None
+        end = end_of_ids(self.tokenizer, ids, format)
+        span = reasoning_span(self.tokenizer, format, end, budget)
+        return None if span is None else Constraint(reasoning=span)
+
+    def from_dialogue(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        params: SamplingParams | None = None,
+        dialogue: Dialogue,
+        values: Mapping[str, Any] | None = None,
         *,
-        routing: Mapping[str, Any] | None = None,
-        **rendering: Any,
-    ) -> Request:
-        """A request that answers a conversation, or continues its last message.
+        max_tokens: int | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        truncation_side: Side = "left",
+    ) -> PreparedDialogue:
+        """The request that answers a dialogue, and how its answers are read. The one door of all chat-like APIs.
 
-        `rendering` is for `encode_messages`, `routing` for `from_ids`.
+        `values` are sampling parameters, `max_tokens` as for `params`, the rest as for `from_ids`. Rendering, and above
+        all compiling a grammar, may take a while: not for an event loop.
         """
-        ids = self.encode_messages(messages, **rendering)
-        return self.from_ids(ids, params, parameter="messages", **(routing or {}))
+        params = self.params(values, max_tokens=max_tokens)
+        self._check_count(dialogue)
+        asked = prepare_dialogue(self, dialogue, params)
+        ids = self.encode_rendered(asked.rendered, add_special_tokens=dialogue.add_special_tokens)
+        kept = self._kept(ids, params, truncate_prompt_tokens, truncation_side)
+        cuts_end = len(kept) < len(ids) and truncation_side == "right"
+        plan, constraint = plan_dialogue(self, asked, "free" if cuts_end else None)
+        request = self._request(
+            kept, params, constraint, priority=priority, cache_salt=cache_salt, parameter="messages"
+        )
+        return PreparedDialogue(request=request, plan=plan, num_truncated=len(ids) - len(kept))
 
-    def encode_text(self, text: str, *, add_special_tokens: bool = True, parameter: str = "prompt") -> list[int]:
-        """Ids of a text prompt."""
+    def _check_count(self, dialogue: Dialogue) -> None:
+        """Each message has a token at least: what cannot fit need not be rendered, which takes long for so many."""
+        count, room = len(dialogue.messages), self.limits.max_model_len
+        if count > max(room, MIN_MESSAGES):
+            message = (
+                f"messages: {count} messages are more than this model's context of {room} tokens can hold; send fewer"
+            )
+            raise ValidationError(message, parameter="messages", value=count)
+
+    def encode_dialogue(self, dialogue: Dialogue, values: Mapping[str, Any] | None = None) -> list[int]:
+        """Ids of a dialogue, as `from_dialogue` makes them with these values."""
+        asked = prepare_dialogue(self, dialogue, self.params(values))
+        return self.encode_rendered(asked.rendered, add_special_tokens=dialogue.add_special_tokens)
+
+    def needed_grammar(self) -> GrammarSource:
+        """The grammar compiler, or a refusal where there is none."""
+        if self.grammar is None:
+            message = "structured_outputs: this engine enforces no grammars; it runs without a tokenizer or a compiler"
+            raise ValidationError(message, parameter="structured_outputs")
+        return self.grammar
+
+    def _kept(self, token_ids: Sequence[int], params: SamplingParams, keep: int | None, side: Side) -> list[int]:
+        ids = list(token_ids)
+        return ids if keep is None else self._truncated(ids, params, keep, side)
+
+    def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text prompt. Special tokens written in it count as such."""
         if not isinstance(text, str):
-            raise ValidationError(f"{parameter} must be a string, got {text!r}", parameter=parameter, value=text)
-        tokenizer = self._needed_tokenizer(parameter)
-        self._refuse_endless(tokenizer, text, parameter)
+            raise ValidationError(f"prompt must be a string, got {text!r}", parameter="prompt", value=text)
+        tokenizer = self._needed_tokenizer("prompt")
+        self._refuse_endless(tokenizer, text, "prompt")
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def _refuse_endless(self, tokenizer: Tokenizer, text: str, parameter: str) -> None:
@@ -205,15 +283,9 @@ class Preparer:
                     value=len(text),
                 )
 
-    def encode_messages(
-        self, messages: Sequence[Mapping[str, Any]], *, add_special_tokens: bool = False, **rendering: Any
-    ) -> list[int]:
-        """Ids of a conversation; `rendering` is for `render`.
-
-        BOS comes from the template; with `add_special_tokens` one is added if it wrote none.
-        """
+    def encode_rendered(self, rendered: RenderedPrompt, *, add_special_tokens: bool = False) -> list[int]:
+        """Ids of a rendered conversation. BOS comes from the template; `add_special_tokens` adds one if it wrote none."""
         tokenizer = self._needed_tokenizer("messages")
-        rendered = self.render(messages, **rendering)
         self._refuse_endless(tokenizer, rendered.text, "messages")
         ids = encode_rendered(tokenizer, rendered)
         bos = tokenizer.bos_token_id
@@ -230,21 +302,11 @@ class Preparer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
-        content_format: ContentFormat | None = None,
         template_variables: Mapping[str, Any] | None = None,
     ) -> RenderedPrompt:
-        """The prompt text of a conversation. `chat_template` is a whole template in place of the model's own.
-
-        `content_format` other than None and "auto" goes before what the template was made with.
-        """
-        variables = _checked_variables(template_variables)
-        template = self._chosen_template(chat_template)
-        if content_format not in (None, "auto", "string", "openai"):
-            message = f"chat_template_content_format must be auto, string or openai, got {content_format!r}"
-            raise ValidationError(message, parameter="chat_template_content_format", value=content_format)
-        if content_format is not None and content_format != "auto":
-            template = template.with_format(content_format)
-        return template.render(
+        """The prompt text of a conversation. `chat_template` is a whole template in place of the model's own."""
+        variables = self.default_variables | dict(_checked_variables(template_variables))
+        return self.chosen_template(chat_template).render(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
@@ -259,7 +321,8 @@ class Preparer:
             raise ValidationError(message, parameter=parameter)
         return self.tokenizer
 
-    def _chosen_template(self, source: str | None) -> ChatTemplate:
+    def chosen_template(self, source: str | None) -> ChatTemplate:
+        """The model's own template, or the one a caller gave. Raises `ValidationError` if there is neither."""
         if source is not None:
             base = ChatTemplate({}) if self.template is None else self.template
             try:

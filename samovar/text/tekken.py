@@ -14,7 +14,7 @@ from samovar.text.matching import any_of, outside
 def load_tekken(path: Path) -> TekkenTokenizer:
     """Raises `ConfigError` when mistral-common is not installed, `CheckpointError` for a file it does not take."""
     if importlib.util.find_spec("mistral_common") is None:
-        raise ConfigError(f"{path.name} needs the mistral-common package; install samovar[mistral]")
+        raise ConfigError(f"{path.name} needs the mistral-common package; pip install mistral-common")
     from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
     try:

@@ -173,7 +173,8 @@ def test_broken_rules_name_the_settings(rule: str) -> None:
 
 def test_every_rule_has_a_test() -> None:
     assert {rule.__name__ for rule in (*REQUEST_RULES, *RESULT_RULES)} == BROKEN.keys()
-    assert {rule.__name__ for rule in SERVER_RULES} == {"no_empty_key", "no_empty_name", "one_address"}
+    tested = {"no_empty_key", "no_empty_admin_key", "no_empty_name", "one_address"}
+    assert {rule.__name__ for rule in SERVER_RULES} == tested
     assert len({decide.__name__ for decide in DECIDERS}) == len(DECIDERS)
 
 
@@ -186,6 +187,7 @@ def test_defaults_break_no_rule() -> None:
     ("settings", "words"),
     [
         ({"api_key": ["k", " "]}, "--api-key must not be empty"),
+        ({"admin_api_key": ["k", " "]}, "--admin-api-key must not be empty"),
         ({"served_model_name": ["m", ""]}, "--served-model-name must not be empty"),
         ({"uds": "/s", "port": 1}, "--uds /s"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from samovar.core.outputs import EngineInfo
 from samovar.core.request import Request
 from samovar.core.sampling_params import SamplingParams
 from samovar.core.validation import RequestLimits
+from samovar.engine.chatting import values_of
 from samovar.errors import ConfigError, ValidationError
 from samovar.text.chat_template import ChatTemplate
+from samovar.text.dialogue import Dialogue
 from samovar.text.fast_tokenizer import FastTokenizer
-from samovar.text.prepare import Preparer, end_token_ids, limits_from, sampling_defaults
+from samovar.text.prepare import MIN_MESSAGES, Preparer, end_token_ids, limits_from, sampling_defaults
 from tests.text.byte_tokenizer import ByteTokenizer
 
 LIMITS = RequestLimits(vocab_size=256, max_model_len=64)
@@ -24,6 +27,19 @@ CHAT = ChatTemplate({"default": "{% for m in messages %}{{ m.role }}:{{ m.conten
 def preparer(**changes: Any) -> Preparer:
     parts: dict[str, Any] = {"tokenizer": ByteTokenizer(), "template": CHAT, "limits": LIMITS, "eos_token_ids": [3]}
     return Preparer(**{**parts, **changes})
+
+
+def from_text(
+    door: Preparer, text: str, params: SamplingParams | None = None, *, add_special_tokens: bool = True, **routing: Any
+) -> Request:
+    return door.from_ids(door.encode_text(text, add_special_tokens=add_special_tokens), params, **routing)
+
+
+def from_messages(
+    door: Preparer, messages: list[dict[str, Any]], params: SamplingParams | None = None, **more: Any
+) -> Request:
+    values = None if params is None else values_of(params)
+    return door.from_dialogue(Dialogue(messages=messages, **more), values).request
 
 
 def refused(field: str, call: Any, *args: Any, **kwargs: Any) -> str:
@@ -37,9 +53,9 @@ def test_a_request() -> None:
     """Ids, eos, arrival, unique id, and an int max_tokens come out of every way in."""
     door = preparer()
     requests = [
-        door.from_text("hi"),
+        from_text(door, "hi"),
         door.from_ids([104, 105]),
-        door.from_messages([{"role": "user", "content": "hi"}], template_variables={"x": "!"}),
+        from_messages(door, [{"role": "user", "content": "hi"}], template_variables={"x": "!"}),
     ]
     assert [bytes(r.prompt_token_ids) for r in requests] == [b"hi", b"hi", b"user:hi;!"]
     assert len({r.request_id for r in requests}) == 3
@@ -52,9 +68,9 @@ def test_prompts_at_the_limit(length: int) -> None:
     """B016, B173: the border is defined on both sides; what is too long is refused with both numbers, never cut."""
     door = preparer()
     for call, value, name in (
-        (door.from_text, "a" * length, "prompt"),
+        (partial(from_text, door), "a" * length, "prompt"),
         (door.from_ids, [97] * length, "prompt"),
-        (door.from_messages, [{"role": "user", "content": "a" * (length - 6)}], "messages"),
+        (partial(from_messages, door), [{"role": "user", "content": "a" * (length - 6)}], "messages"),
     ):
         if length < 64:
             assert len(call(value).prompt_token_ids) == length
@@ -74,7 +90,7 @@ def test_truncation_only_when_asked() -> None:
     assert door.from_ids(ids, truncate_prompt_tokens=10, truncation_side="right").prompt_token_ids == ids[:10]
     assert door.from_ids(ids, truncate_prompt_tokens=-1).prompt_token_ids == ids[-63:]
     assert door.from_ids(ids[:5], truncate_prompt_tokens=10).prompt_token_ids == ids[:5]
-    assert door.from_text("abc", truncate_prompt_tokens=1).prompt_token_ids == [99]
+    assert from_text(door, "abc", truncate_prompt_tokens=1).prompt_token_ids == [99]
     for bad in (0, -2, 64, 1.5, True, "3"):
         refused("truncate_prompt_tokens", door.from_ids, ids, truncate_prompt_tokens=bad)
     refused("truncation_side", door.from_ids, ids, truncate_prompt_tokens=3, truncation_side="middle")
@@ -84,23 +100,23 @@ def test_bad_prompts() -> None:
     """B016: empty prompts, ids outside the vocabulary and wrong types are refused by name."""
     door = preparer()
     refused("prompt", door.from_ids, [])
-    refused("prompt", door.from_text, "")
+    refused("prompt", from_text, door, "")
     for bad in (256, -1, 2**40, True, "a", None, 1.0):
         refused("prompt", door.from_ids, [1, bad])
-    refused("text_1", door.from_text, 3, parameter="text_1")
-    refused("messages", door.from_messages, [])
+    refused("prompt", door.encode_text, 3)
+    refused("messages", from_messages, door, [])
 
 
 def test_without_tokenizer_or_template() -> None:
     """B059: ids still work; whatever needs text says so."""
     door = preparer(tokenizer=None, template=None)
     assert door.from_ids([1]).prompt_token_ids == [1]
-    refused("prompt", door.from_text, "a")
-    refused("messages", door.from_messages, [{"role": "user", "content": "a"}])
+    refused("prompt", from_text, door, "a")
+    refused("messages", from_messages, door, [{"role": "user", "content": "a"}])
     refused("stop", door.from_ids, [1], SamplingParams(stop=["a"]))
     refused("bad_words", door.from_ids, [1], SamplingParams(bad_words=["a"]))
     assert "chat template" in refused(
-        "messages", preparer(template=None).from_messages, [{"role": "user", "content": "a"}]
+        "messages", from_messages, preparer(template=None), [{"role": "user", "content": "a"}]
     )
 
 
@@ -169,11 +185,11 @@ def test_bos_once(spm_tokenizer: FastTokenizer) -> None:
     messages = [{"role": "user", "content": "a"}]
     for source, ids_of_bos in (("{{ bos_token }}x", 1), ("x", 0)):
         door = preparer(tokenizer=spm_tokenizer, limits=limits, template=ChatTemplate({"default": source}))
-        assert door.from_text("hello").prompt_token_ids.count(1) == 1
-        assert door.from_text("<s>hello").prompt_token_ids.count(1) == 1
-        assert door.from_text("hello", add_special_tokens=False).prompt_token_ids.count(1) == 0
-        assert door.from_messages(messages).prompt_token_ids.count(1) == ids_of_bos
-        assert door.from_messages(messages, add_special_tokens=True).prompt_token_ids.count(1) == 1
+        assert from_text(door, "hello").prompt_token_ids.count(1) == 1
+        assert from_text(door, "<s>hello").prompt_token_ids.count(1) == 1
+        assert from_text(door, "hello", add_special_tokens=False).prompt_token_ids.count(1) == 0
+        assert from_messages(door, messages).prompt_token_ids.count(1) == ids_of_bos
+        assert from_messages(door, messages, add_special_tokens=True).prompt_token_ids.count(1) == 1
 
 
 def test_request_templates() -> None:
@@ -181,15 +197,15 @@ def test_request_templates() -> None:
     door = preparer()
     messages = [{"role": "user", "content": "a"}]
     assert (
-        bytes(door.from_messages(messages, chat_template="T{{ x }}", template_variables={"x": 1}).prompt_token_ids)
+        bytes(from_messages(door, messages, chat_template="T{{ x }}", template_variables={"x": 1}).prompt_token_ids)
         == b"T1"
     )
-    refused("chat_template", door.from_messages, messages, chat_template="{% if %}")
-    refused("chat_template_kwargs", door.from_messages, messages, template_variables={"a b": 1})
+    refused("chat_template", from_messages, door, messages, chat_template="{% if %}")
+    refused("chat_template_kwargs", from_messages, door, messages, template_variables={"a b": 1})
     for name in ("messages", "tools", "self", "chat_template", "continue_final_message"):
-        refused("chat_template_kwargs", door.from_messages, messages, template_variables={name: []})
+        refused("chat_template_kwargs", from_messages, door, messages, template_variables={name: []})
     refused(
-        "continue_final_message", door.from_messages, messages, continue_final_message=True, add_generation_prompt=True
+        "continue_final_message", from_messages, door, messages, continue_final_message=True, add_generation_prompt=True
     )
 
 
@@ -206,11 +222,20 @@ def test_endless_texts_are_refused_before_they_are_encoded() -> None:
     tokenizer = Counting()
     door = preparer(tokenizer=tokenizer)
     for call, value, name in (
-        (door.from_text, "a" * 10_000_000, "prompt"),
-        (door.from_messages, [{"role": "user", "content": "a" * 10_000_000}], "messages"),
+        (partial(from_text, door), "a" * 10_000_000, "prompt"),
+        (partial(from_messages, door), [{"role": "user", "content": "a" * 10_000_000}], "messages"),
     ):
         tokenizer.encoded = 0
         assert "100000 tokens" in refused(name, call, value) and tokenizer.encoded < 200_000
-    kept = door.from_text("a" * 90_000 + "b", truncate_prompt_tokens=3).prompt_token_ids
+    kept = from_text(door, "a" * 90_000 + "b", truncate_prompt_tokens=3).prompt_token_ids
     assert bytes(kept) == b"aab"
     assert len(door.encode_text("a" * 99_000)) == 99_000
+
+
+def test_countless_messages_are_refused_before_they_are_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message has a token at least, so more of them than the context has cannot fit; rendering them takes a minute."""
+    door, hello = preparer(), {"role": "user", "content": "x"}
+    most = max(door.limits.max_model_len, MIN_MESSAGES)
+    assert "tokens, but" in refused("messages", from_messages, door, [hello] * most)
+    monkeypatch.setattr("samovar.text.prepare.prepare_dialogue", None)
+    assert f"{most + 1} messages" in refused("messages", from_messages, door, [hello] * (most + 1))

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
 
 from samovar.core.events import GenerationEvent, PositionLogprobs
+from samovar.core.sequence import FinishReason
+from samovar.core.tools import ToolCallDelta
 from samovar.server.calls import send_stream
+from samovar.server.endings import OPENAI, ending_of
 from samovar.server.exchange import Exchange
 from samovar.server.generate import Events, generate
 from samovar.server.openai import refusals
-from samovar.server.openai.choices import Answer, Pacer, TokenCounts, collect
+from samovar.server.openai.choices import Answer, TokenCounts, collect
 from samovar.server.openai.logprobs import chat_logprobs, prompt_logprobs
+from samovar.server.openai.made_calls import made_calls, tool_chunks
 from samovar.server.openai.prompts import ChatPrompt, prepare_chat, response_id
 from samovar.server.openai.schema import (
     AssistantMessage,
@@ -26,8 +31,10 @@ from samovar.server.openai.schema import (
     ChatLogprobs,
     Delta,
 )
+from samovar.server.pacing import Pacer
 from samovar.server.parsing import decode_body
 from samovar.server.state import ServingState
+from samovar.text.answer import AnswerLog
 
 _encode = msgspec.json.Encoder().encode
 _MARK = "\x00text\x00"
@@ -38,9 +45,9 @@ async def create_chat_completion(state: ServingState, exchange: Exchange, body: 
     asked = decode_body(body, ChatCompletionRequest, refusals.CHAT)
     state.require_ready()
     model = state.check_model(asked.model)
-    prompt = await prepare_chat(state, asked, body)
+    prompt = await prepare_chat(state, exchange, asked, body)
     reply = ChatReply(state, asked, model, prompt, response_id("chatcmpl-", asked.request_id, exchange))
-    async with aclosing(generate(state, [prompt.request])) as events:
+    async with aclosing(generate(state, [prompt.request], [prompt.plan])) as events:
         if asked.stream:
             await send_stream(state, exchange, reply.frames(events))
         else:
@@ -63,12 +70,18 @@ class ChatReply:
         self._fingerprint = state.fingerprint
         self._top = asked.top_logprobs or 0
         self._as_ids = bool(asked.return_tokens_as_token_ids or config.return_tokens_as_token_ids)
-        self._counts = TokenCounts([prompt.request], config.enable_prompt_tokens_details)
+        self._counts = TokenCounts(
+            [prompt.request], config.enable_prompt_tokens_details, thinks=prompt.plan.reasoning is not None
+        )
+        self._says_twice = config.reasoning_content_alias
+        self._logs: defaultdict[int, AnswerLog] = defaultdict(AnswerLog)
+        """What of a streamed choice decides its finish reason: its calls and its end."""
         options = asked.stream_options
         self._usage_at_end = bool(config.enable_force_include_usage or (options and options.include_usage))
         self._usage_always = bool(options and options.continuous_usage_stats)
         self._is_plain = not (asked.logprobs or asked.return_token_ids or self._usage_always)
-        self._frame_parts: dict[int, tuple[bytes, bytes]] = {}
+        self._frame_parts: dict[int, tuple[list[bytes], list[bytes]]] = {}
+        self._call_parts: dict[tuple[int, int], list[bytes]] = {}
 
     async def frames(self, events: Events) -> AsyncGenerator[bytes, None]:
         """Events -> `data:` lines; each item may hold several."""
@@ -76,15 +89,18 @@ class ChatReply:
         counts, opened = self._counts, self._frame_parts
         async for choice, news in events:
             counts.take(choice, news)
-            event = pacer.take(choice, news)
-            if event is None:
-                continue
-            head = b"" if choice in opened else self._open(choice)
-            if self._is_plain and event.finish_reason is None:
-                before, after = opened[choice]
-                yield head + before + _encode(event.text) + after
-            else:
-                yield head + self._frame(choice, event)
+            if news.tool_calls or news.finish_reason is not None:
+                self._logs[choice].add(news)
+            if not self._prompt.shows_reasoning:
+                news.reasoning = ""
+            for event in pacer.take(choice, news):
+                head = b"" if choice in opened else self._open(choice)
+                if not self._is_plain or event.finish_reason is not None:
+                    yield head + self._frame(choice, event)
+                elif not event.tool_calls:
+                    yield head + self._quick(choice, event)
+                else:
+                    yield head + (self._quick_call(choice, event) or self._frame(choice, event))
         if self._usage_at_end:
             chunk = self._chunk([])
             chunk.usage = counts.usage()
@@ -101,25 +117,61 @@ class ChatReply:
         lines = _line(first)
         if self._prompt.echo:
             lines += _line(self._chunk([ChatChunkChoice(index=choice, delta=Delta(content=self._prompt.echo))]))
-        sample = _line(self._chunk([ChatChunkChoice(index=choice, delta=Delta(content=_MARK))]))
-        before, _, after = sample.partition(_encode(_MARK))
-        self._frame_parts[choice] = (before, after)
+        self._frame_parts[choice] = (
+            self._parts(choice, Delta(content=_MARK)),
+            self._parts(choice, self._thought(_MARK)),
+        )
         return lines
 
+    def _parts(self, choice: int, delta: Delta) -> list[bytes]:
+        """What is around the text in a chunk that holds nothing else."""
+        return _line(self._chunk([ChatChunkChoice(index=choice, delta=delta)])).split(_encode(_MARK))
+
+    def _thought(self, text: str) -> Delta:
+        return Delta(reasoning=text, reasoning_content=text if self._says_twice else None)
+
+    def _quick(self, choice: int, event: GenerationEvent) -> bytes:
+        """The chunks of an event with text only."""
+        around_text, around_thought = self._frame_parts[choice]
+        lines = _encode(event.text).join(around_text) if event.text else b""
+        if event.reasoning:
+            lines = _encode(event.reasoning).join(around_thought) + lines
+        return lines
+
+    def _quick_call(self, choice: int, event: GenerationEvent) -> bytes | None:
+        """The chunk of an event with nothing but a piece of one call's arguments; None for any other event."""
+        (delta, *others) = event.tool_calls
+        if others or delta.name is not None or event.text or event.reasoning or self._prompt.is_legacy:
+            return None
+        parts = self._call_parts.get((choice, delta.index))
+        if parts is None:
+            piece = tool_chunks([ToolCallDelta(delta.index, arguments=_MARK)])
+            parts = self._call_parts[choice, delta.index] = self._parts(choice, Delta(tool_calls=piece))
+        return _encode(delta.arguments).join(parts)
+
     def _frame(self, choice: int, event: GenerationEvent) -> bytes:
-        chunk_choice = ChatChunkChoice(
-            index=choice, delta=Delta(content=event.text or None), logprobs=self._logprobs(event.logprobs)
-        )
+        delta = self._thought(event.reasoning) if event.reasoning else Delta()
+        delta.content = event.text or None
+        if event.tool_calls and self._prompt.is_legacy:
+            delta.function_call = tool_chunks(event.tool_calls)[0].function
+        elif event.tool_calls:
+            delta.tool_calls = tool_chunks(event.tool_calls)
+        chunk_choice = ChatChunkChoice(index=choice, delta=delta, logprobs=self._logprobs(event.logprobs))
         if self._asked.return_token_ids:
             chunk_choice.token_ids = event.token_ids
         chunk = self._chunk([chunk_choice])
         if event.finish_reason is not None:
-            chunk_choice.finish_reason = event.finish_reason.value
+            made_calls = self._logs[choice].made_calls
+            chunk_choice.finish_reason = self._ending(event.finish_reason, event.stop_reason, made_calls=made_calls)
             chunk_choice.stop_reason = event.stop_reason
             chunk.system_fingerprint = self._fingerprint
         if self._usage_always:
             chunk.usage = self._counts.usage()
         return _line(chunk)
+
+    def _ending(self, reason: FinishReason, stop_reason: int | str | None, *, made_calls: bool) -> str:
+        spelled = OPENAI[ending_of(reason, stop_reason, made_calls=made_calls)]
+        return "function_call" if spelled == "tool_calls" and self._prompt.is_legacy else spelled
 
     def _logprobs(self, positions: list[PositionLogprobs] | None) -> ChatLogprobs | None:
         if not self._asked.logprobs:
@@ -149,16 +201,31 @@ class ChatReply:
         return whole
 
     def _choice(self, index: int, answer: Answer) -> ChatChoice:
+        log = answer.log
         choice = ChatChoice(
             index=index,
-            message=AssistantMessage(role=self._prompt.role, content=self._prompt.echo + answer.text),
-            finish_reason=answer.finish_reason.value,
+            message=self._message(log),
+            finish_reason=self._ending(answer.finish_reason, log.stop_reason, made_calls=log.made_calls),
             logprobs=self._logprobs(answer.logprobs),
-            stop_reason=answer.stop_reason,
+            stop_reason=log.stop_reason,
         )
         if self._asked.return_token_ids:
-            choice.token_ids = answer.token_ids
+            choice.token_ids = log.token_ids
         return choice
+
+    def _message(self, log: AnswerLog) -> AssistantMessage:
+        content = self._prompt.echo + log.text
+        calls = made_calls(log)
+        message = AssistantMessage(role=self._prompt.role, content=content if content or not calls else None)
+        if log.reasoning and self._prompt.shows_reasoning:
+            message.reasoning = log.reasoning
+            if self._says_twice:
+                message.reasoning_content = log.reasoning
+        if calls and self._prompt.is_legacy:
+            message.function_call = calls[0].function
+        elif calls:
+            message.tool_calls = calls
+        return message
 
 
 def _line(chunk: ChatCompletionChunk) -> bytes:

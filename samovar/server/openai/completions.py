@@ -13,10 +13,11 @@ from samovar.server.calls import send_stream
 from samovar.server.exchange import Exchange
 from samovar.server.generate import Events, generate
 from samovar.server.openai import refusals
-from samovar.server.openai.choices import Answer, Pacer, TokenCounts, collect
+from samovar.server.openai.choices import Answer, TokenCounts, collect
 from samovar.server.openai.logprobs import CompletionLogprobsWriter, joined, prompt_logprobs
 from samovar.server.openai.prompts import TextPrompt, prepare_completion, response_id
 from samovar.server.openai.schema import Completion, CompletionChoice, CompletionRequest
+from samovar.server.pacing import Pacer
 from samovar.server.parsing import decode_body
 from samovar.server.state import ServingState
 
@@ -29,7 +30,7 @@ async def create_completion(state: ServingState, exchange: Exchange, body: bytes
     asked = decode_body(body, CompletionRequest, refusals.COMPLETIONS)
     state.require_ready()
     model = state.check_model(asked.model)
-    prompts = await prepare_completion(state, asked)
+    prompts = await prepare_completion(state, exchange, asked)
     reply = CompletionReply(state, asked, model, prompts, response_id("cmpl-", asked.request_id, exchange))
     async with aclosing(generate(state, [p.request for p in prompts])) as events:
         if asked.stream:
@@ -70,15 +71,13 @@ class CompletionReply:
         counts, opened = self._counts, self._frame_parts
         async for choice, news in self._prompts_first(events):
             counts.take(choice, news)
-            event = pacer.take(choice, news)
-            if event is None:
-                continue
-            head = b"" if choice in opened else self._open(choice)
-            if self._is_plain and event.finish_reason is None:
-                before, after = opened[choice]
-                yield head + before + _encode(event.text) + after
-            else:
-                yield head + self._frame(choice, event)
+            for event in pacer.take(choice, news):
+                head = b"" if choice in opened else self._open(choice)
+                if self._is_plain and event.finish_reason is None:
+                    before, after = opened[choice]
+                    yield head + before + _encode(event.text) + after
+                else:
+                    yield head + self._frame(choice, event)
         if self._usage_at_end:
             last = self._completion([])
             last.usage, last.system_fingerprint = counts.usage(), self._fingerprint
@@ -152,9 +151,9 @@ class CompletionReply:
         prompt = self._prompts[index // self._n]
         choice = CompletionChoice(
             index=index,
-            text=prompt.echo + answer.text,
+            text=prompt.echo + answer.log.text,
             finish_reason=answer.finish_reason.value,
-            stop_reason=answer.stop_reason,
+            stop_reason=answer.log.stop_reason,
         )
         if self._writers:
             writer = self._writers[index]
@@ -163,7 +162,7 @@ class CompletionReply:
         if self._asked.prompt_logprobs is not None and index % self._n == 0:
             choice.prompt_logprobs = prompt_logprobs(prompt.logprobs or [], self._asked.prompt_logprobs)
         if self._asked.return_token_ids:
-            choice.token_ids = answer.token_ids
+            choice.token_ids = answer.log.token_ids
         self._add_prompt_facts(choice, prompt)
         return choice
 

@@ -30,6 +30,46 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+JsonSchema = dict[str, Any] | bool
+ToolName = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.-]+$")]
+
+
+class JsonSchemaFormat(msgspec.Struct, kw_only=True):
+    """The schema of `response_format`. It is enforced whatever `strict` says."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: JsonSchema | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """What the answer must look like. `schema` beside "json_object" counts as one of "json_schema"."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchemaFormat | None = None
+    schema: JsonSchema | None = None
+    format: dict[str, Any] | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True):
+    """vLLM's way of saying it: exactly one of the first six."""
+
+    json: str | JsonSchema | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
+    disable_fallback: bool | None = None
+
+
 class GenerateFields(msgspec.Struct, kw_only=True):
     """Fields that chat and completions share."""
 
@@ -68,6 +108,17 @@ class GenerateFields(msgspec.Struct, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     stream_interval: Positive | None = None
     user: str | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=MAX_SEED)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | JsonSchema | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: Literal["auto", "llguidance", "guidance"] | None = None
+    grammar: str | None = None
+    json_schema: JsonSchema | None = None
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -102,9 +153,55 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     name: str | None = None
     tool_calls: list[HistoryToolCall] | None = None
     tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
 
-class ChatCompletionRequest(GenerateFields, kw_only=True):
+class FunctionTool(msgspec.Struct, kw_only=True):
+    """A function the model may call. `parameters` is the JSON Schema of its arguments; `strict` enforces it always."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChatTool(msgspec.Struct, kw_only=True):
+    """A tool of the request."""
+
+    type: Literal["function"] = "function"
+    function: FunctionTool
+
+
+class ReasoningOptions(msgspec.Struct, kw_only=True):
+    """Another way to say `reasoning_effort`, `thinking_token_budget` and `include_reasoning`."""
+
+    effort: Effort | None = None
+    max_tokens: Count | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+
+
+class ReasoningFields(GenerateFields, kw_only=True):
+    """Fields about what the model thinks before it answers."""
+
+    reasoning_effort: Effort | None = None
+    reasoning: ReasoningOptions | None = None
+    include_reasoning: bool | None = None
+
+
+class ToolFields(ReasoningFields, kw_only=True):
+    """Fields about tools, and their names of 2023."""
+
+    tools: list[ChatTool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[FunctionTool] | None = None
+    function_call: str | dict[str, Any] | None = None
+
+
+class ChatCompletionRequest(ToolFields, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
@@ -131,6 +228,12 @@ class PromptTokensDetails(msgspec.Struct, kw_only=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, kw_only=True):
+    """What generated tokens were spent on."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Token counts of one call, all choices together; a prompt shared by n choices counts once."""
 
@@ -138,6 +241,7 @@ class Usage(msgspec.Struct, kw_only=True, omit_defaults=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class TopLogprob(msgspec.Struct, kw_only=True):
@@ -180,12 +284,31 @@ class PromptLogprob(msgspec.Struct, kw_only=True):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
+class CalledFunction(msgspec.Struct, kw_only=True):
+    """A call the model made. `arguments` is the text of a JSON object, if the answer was not cut."""
+
+    name: str
+    arguments: str
+
+
+class MadeToolCall(msgspec.Struct, kw_only=True):
+    """A call the model made, with the id that its result must name."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class AssistantMessage(msgspec.Struct, kw_only=True):
-    """The generated message."""
+    """The generated message. `content` is null if there is nothing but calls."""
 
     role: str
-    content: str
+    content: str | None
     refusal: str | None = None
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[MadeToolCall] | msgspec.UnsetType = msgspec.UNSET
+    function_call: CalledFunction | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -214,11 +337,31 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     num_truncated_prompt_tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
+class FunctionDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What a chunk adds to a call: first its name, then pieces of its arguments."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallChunk(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """News of one call. `id` and `type` come once, with the name."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta | None = None
+
+
 class Delta(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What a chunk adds to the message."""
 
     role: str | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallChunk] | None = None
+    function_call: FunctionDelta | None = None
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
@@ -298,6 +441,9 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    tools: list[ChatTool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     chat_template: str | None = None
@@ -359,5 +505,5 @@ class Load(msgspec.Struct, kw_only=True):
 class Readiness(msgspec.Struct, kw_only=True):
     """Answer of GET /ready."""
 
-    status: Literal["ready", "starting", "draining", "dead"]
+    status: Literal["ready", "starting", "draining", "dead", "paused"]
     model: str | None = None

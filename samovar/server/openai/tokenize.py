@@ -15,7 +15,7 @@ from samovar.server.state import ServingState
 
 async def tokenize(state: ServingState, exchange: Exchange, body: bytes) -> None:
     """Text or messages -> token ids."""
-    asked = decode_body(body, TokenizeRequest, refusals.TOKENIZE)
+    asked = decode_body(body, TokenizeRequest, refusals.NONE)
     state.require_loaded()
     state.check_model(asked.model)
     tokenizer = require_tokenizer(state, "prompt")
