@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from samovar.hardware.device import may_have_gpu
 
@@ -19,6 +20,10 @@ from samovar.config.groups import ModelConfig
 from samovar.errors import CheckpointError
 from samovar.hub.locate import locate
 from tests.checkpoints import write_random_llama, write_script_model
+
+# A busy machine is no reason to fail: what must be fast has a test of its own.
+settings.register_profile("house", deadline=None)
+settings.load_profile("house")
 
 
 @pytest.fixture(scope="session")

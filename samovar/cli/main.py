@@ -14,10 +14,11 @@ from samovar.config.load import HelpAsked, Settings, load
 from samovar.errors import ConfigError, SamovarError
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "serve": ("samovar.cli.serve", "serve a model over the OpenAI API"),
+    "serve": ("samovar.cli.serve", "serve a model over the OpenAI and Anthropic APIs"),
     "chat": ("samovar.cli.chat", "talk to a model, in a server or started here"),
     "complete": ("samovar.cli.complete", "continue a text"),
     "generate": ("samovar.cli.generate", "answer a file of prompts into a JSONL file"),
+    "run-batch": ("samovar.cli.run_batch", "answer a file of requests in OpenAI's batch form"),
     "plan": ("samovar.cli.plan", "say what memory a model needs, without loading it"),
     "routes": ("samovar.cli.routes", "say which implementation computes each operation, and why"),
     "warmup": ("samovar.cli.warmup", "compile a model's GPU kernels now, to start faster later"),

@@ -1,6 +1,6 @@
 """create_app: the ASGI application. Router, errors, request ids, life cycle, and the layers around them.
 
-Paths are matched exactly and by one rule (`auth.routed_path`), which the key check shares.
+Paths are matched by one rule (`auth.routed_path`, then `routing.Router`), which the key check shares.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from samovar.config.groups import ServerConfig
 from samovar.engine.client import EngineClient
 from samovar.engine.metrics import Rates
-from samovar.server.auth import RequireKey, routed_path
+from samovar.server.auth import RequireKey, check_operator, routed_path
 from samovar.server.calls import run_call
+from samovar.server.error_shapes import encode_error_for
 from samovar.server.exchange import Exchange
 from samovar.server.limits import BodyLimit
-from samovar.server.problems import ClientGoneError, RequestError, encode_error
-from samovar.server.routes import ROUTES, Route
+from samovar.server.problems import ClientGoneError
+from samovar.server.routes import PRIVATE_ROUTES, ROUTES
+from samovar.server.routing import Route, Router, WrongMethodError
 from samovar.server.state import ServingState
 from samovar.text.prepare import Preparer
 
 STATS_SECONDS = 10.0
 """How often the statistics line is logged while there is something to say."""
-MODEL_PREFIX = "/v1/models/"
+ALLOWED_HEADERS = ("authorization", "content-type", "x-api-key", "x-request-id", "anthropic-version", "anthropic-beta")
+"""What pages of an allowed origin may send."""
 
 _logger = logging.getLogger(__name__)
 
@@ -38,24 +41,25 @@ def create_app(
     config: ServerConfig,
     *,
     state: ServingState | None = None,
+    is_private: bool = False,
 ) -> ASGIApp:
     """The application over an engine that is ready, or over a `state` that someone attaches one to later.
 
-    Until then /health answers 200, /ready and everything that needs the model 503.
+    Until then /health answers 200, /ready and everything that needs the model 503. `is_private` makes the application
+    of the second listener, which has the admin routes and the probes only.
     """
     state = ServingState(config) if state is None else state
     if client is not None and preparer is not None:
         state.attach(client, preparer)
-    app: ASGIApp = Application(state)
+    app: ASGIApp = Application(state, is_private=is_private)
     app = BodyLimit(app, config.max_body_bytes)
-    if config.api_key:
-        app = RequireKey(app, config.api_key)
-    if config.allowed_origins:
+    app = RequireKey(app, state.keys, is_private=is_private)
+    if config.allowed_origins and not is_private:
         app = CORSMiddleware(
             app,
             allow_origins=config.allowed_origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type", "x-api-key", "x-request-id"],
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=ALLOWED_HEADERS,
         )
     return app
 
@@ -63,12 +67,11 @@ def create_app(
 class Application:
     """Finds the route, runs it, and turns every failure into an answer."""
 
-    def __init__(self, state: ServingState) -> None:
+    def __init__(self, state: ServingState, *, is_private: bool = False) -> None:
         self._state = state
-        self._routes: dict[str, dict[str, Route]] = {}
-        for route in ROUTES:
-            if not (route.is_doc and state.config.disable_docs):
-                self._routes.setdefault(route.path, {})[route.method] = route
+        self._is_private = is_private
+        routes = PRIVATE_ROUTES if is_private else ROUTES
+        self._router = Router(route for route in routes if not (route.is_doc and state.config.disable_docs))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -96,7 +99,7 @@ class Application:
         except Exception as error:  # the boundary of a request: the client is told, the server goes on
             if exchange.is_started:
                 raise
-            status, problem = encode_error(error)
+            status, problem = encode_error_for(routed_path(exchange.scope), error)
             if status == 503:
                 exchange.extra_headers.append((b"retry-after", b"1"))
             await exchange.reply(status, problem)
@@ -105,19 +108,14 @@ class Application:
 
     def _find(self, exchange: Exchange) -> Route:
         scope = exchange.scope
-        path = routed_path(scope)
-        methods = self._routes.get(path)
-        if methods is None and path.startswith(MODEL_PREFIX) and len(path) > len(MODEL_PREFIX):
-            scope["path_params"] = {"model": path[len(MODEL_PREFIX) :]}
-            methods = self._routes[MODEL_PREFIX + "{model}"]
-        if methods is None:
-            raise RequestError(404, "NotFoundError", "no such path; see /docs")
-        method = scope["method"]
-        route = methods.get("GET" if method == "HEAD" else method)
-        if route is None:
-            allowed = ", ".join(sorted(methods))
-            exchange.extra_headers.append((b"allow", allowed.encode()))
-            raise RequestError(405, "MethodNotAllowedError", f"this path takes {allowed}")
+        try:
+            route, values = self._router.find(scope["method"], routed_path(scope))
+        except WrongMethodError as error:
+            exchange.extra_headers.append((b"allow", error.allowed.encode()))
+            raise
+        if route.is_admin:
+            check_operator(scope, self._state.keys, is_private=self._is_private)
+        scope["path_params"] = values
         return route
 
     def _note_request_id(self, exchange: Exchange) -> None:

@@ -27,7 +27,17 @@ KEEP_ALIVE = b": keep-alive\n\n"
 class Exchange:
     """Reads one body; writes one answer. `is_started` turns true with the first byte of the answer."""
 
-    __slots__ = ("_receive", "_send", "extra_headers", "is_started", "last_write", "scope", "status")
+    __slots__ = (
+        "_receive",
+        "_send",
+        "ended_by",
+        "extra_headers",
+        "is_started",
+        "last_write",
+        "response_id",
+        "scope",
+        "status",
+    )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -38,6 +48,10 @@ class Exchange:
         self.status = 0
         """What was answered; 0 before."""
         self.extra_headers: Headers = []
+        self.response_id: str | None = None
+        """The id of the answer, as the client sees it."""
+        self.ended_by: Exception | None = None
+        """Why the call is being ended from our side; set before it is cancelled."""
 
     def header(self, name: bytes) -> str | None:
         """The value of a request header, or None. `name` is lower case."""
@@ -90,9 +104,9 @@ class Exchange:
         self.last_write = time.monotonic()
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
-    async def end_stream(self) -> None:
-        """Send the end marker and finish the answer."""
-        await self._send({"type": "http.response.body", "body": DONE})
+    async def end_stream(self, last: bytes) -> None:
+        """Send the end marker (b"" where the last event is one) and finish the answer."""
+        await self._send({"type": "http.response.body", "body": last})
 
     async def keep_alive(self, interval: float) -> None:
         """Send a comment after each `interval` seconds of silence; runs until cancelled."""

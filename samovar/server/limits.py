@@ -14,7 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from samovar.errors import TooLargeError
-from samovar.server.problems import RequestError, encode_error
+from samovar.server.error_shapes import encode_error_for
+from samovar.server.problems import RequestError
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 128
@@ -58,6 +59,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     `Upgrade` is ignored, as RFC 9110 section 7.8 has it for servers that do not switch. HTTP/1.0 gets no chunks.
     """
 
+    url = b""
     _header_bytes = 0
     _refusal: bytes | None = None
     """The last answer of this connection: given when all earlier ones are complete. Nothing is read after it is set."""
@@ -151,7 +153,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: RequestError) -> None:
         """Read no more; answer `error` after the answers that are due, and close."""
-        status, body = encode_error(error)
+        path = self.url.partition(b"?")[0].decode("latin-1").removeprefix(self.root_path)
+        status, body = encode_error_for(path, error)
         head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
         self._refusal = f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
         newest: RequestResponseCycle | None = self.cycle

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-REFERENCE = re.compile(r"#/components/schemas/(\w+)")
+REFERENCE = re.compile(r"#/components/schemas/([\w.-]+)")
 """A reference to a named object; group 1 is its name."""
 HUGE = 2**63 - 1
 """A bound of a 64-bit integer, which is no bound to a reader."""

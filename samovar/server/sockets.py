@@ -17,9 +17,20 @@ def open_socket(config: ServerConfig) -> socket.socket:
     """Bind and listen as `config` says; raises `ConfigError` naming the address."""
     if config.uds is not None:
         return _open_unix(config.uds)
+    return _open_tcp(config.host, config.port, "choose another --host or --port")
+
+
+def open_private_socket(config: ServerConfig) -> socket.socket | None:
+    """The second listener, on the loopback address only; None without --admin-port. Raises `ConfigError`."""
+    if config.admin_port is None:
+        return None
+    return _open_tcp("127.0.0.1", config.admin_port, "choose another --admin-port")
+
+
+def _open_tcp(host: str, port: int, remedy: str) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
         try:
@@ -30,10 +41,7 @@ def open_socket(config: ServerConfig) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(
-            f"cannot listen on {config.host}:{config.port}: {reason}; choose another --host or --port"
-        ) from error
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or str(error)}; {remedy}") from error
     listener.setblocking(False)
     return listener
 

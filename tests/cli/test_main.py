@@ -102,7 +102,6 @@ def test_overviews(capsys: pytest.CaptureFixture[str]) -> None:
         assert main(words) == 0
         text = capsys.readouterr().out
         assert all(name in text and summary in text for name, (_, summary) in table.items())
-        assert "run-batch" not in text
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,9 @@ class ScriptedEngine:
         self._conversation.open()
         self._loop_task: asyncio.Task[None] | None = None
         self.is_ready = True
+        self.refuses: str | None = None
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.answers: dict[str, Any] = {}
 
     # --- EngineClient
 
@@ -129,8 +132,13 @@ class ScriptedEngine:
     async def abort(self, request_id: str, index: int | None = None) -> None:
         self._conversation.abort(request_id, index)
 
-    async def call(self, name: str) -> Any:
-        return None
+    async def call(self, name: str, **arguments: Any) -> Any:
+        """Note the call and answer with what `answers` has for it: a value, or an error to raise."""
+        self.calls.append((name, arguments))
+        answer = self.answers.get(name)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def on_stats(self, listener: Callable[[EngineStats], None]) -> None:
         self._conversation.on_stats(listener)

@@ -85,7 +85,10 @@ def test_before_and_after_loading() -> None:
         command = shlex.split(child.stdout.readline())
         assert command[0] == "curl"
         answer = httpx.post(
-            command[1], content=command[command.index("-d") + 1], headers={"content-type": "application/json"}
+            command[1],
+            content=command[command.index("-d") + 1],
+            headers={"content-type": "application/json"},
+            timeout=PATIENCE,
         )
         assert answer.status_code == 200
         child.send_signal(signal.SIGTERM)
