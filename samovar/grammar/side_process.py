@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -51,11 +52,23 @@ class SideProcess:
         return self._process.poll() is None
 
     def run(self, task: Task, seconds: float) -> Verdict | None:
-        """The verdict; None if there was none in time, or the process died of the task. It is over then."""
+        """The verdict; None if there was none in time, or the process died of the task. It is over then.
+
+        Raises `OverloadedError` if somebody else killed it, which says nothing about the task.
+        """
         verdict = self._ask(msgspec.msgpack.encode(task), seconds)
         if verdict is None:
+            was_killed = self._has_died_of(signal.SIGKILL)
             self.end()
+            if was_killed:
+                raise OverloadedError("the process that compiles grammars was killed; try again", reason="grammar")
         return verdict
+
+    def _has_died_of(self, number: signal.Signals) -> bool:
+        """Whether a signal ended the process; one that still runs has not died."""
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the end of its pipe may be seen before its own
+            self._process.wait(timeout=0.1)
+        return self._process.returncode == -number
 
     def end(self) -> None:
         """Kill the process and collect it."""

@@ -89,7 +89,7 @@ SLICE_CHARS = 65_536
 SEAM_TOKENS = 512
 """Tokens that cutting a text in two may add: no token is longer than this many characters."""
 MIN_MESSAGES = 4096
-"""So many are looked at whatever the context is."""
+"""So many messages, or documents, are looked at whatever the context is."""
 CONTEXTS_ENCODED, MIN_TOKENS_ENCODED = 4, 100_000
 """A text is encoded whole up to that many times the context, or that many tokens, for truncation and /tokenize."""
 
@@ -230,13 +230,12 @@ class Preparer:
         return PreparedDialogue(request=request, plan=plan, num_truncated=len(ids) - len(kept))
 
     def _check_count(self, dialogue: Dialogue) -> None:
-        """Each message has a token at least: what cannot fit need not be rendered, which takes long for so many."""
-        count, room = len(dialogue.messages), self.limits.max_model_len
-        if count > max(room, MIN_MESSAGES):
-            message = (
-                f"messages: {count} messages are more than this model's context of {room} tokens can hold; send fewer"
-            )
-            raise ValidationError(message, parameter="messages", value=count)
+        """Each has a token at least: what cannot fit need not be rendered, which takes long for so many."""
+        room = self.limits.max_model_len
+        for name, count in (("messages", len(dialogue.messages)), ("documents", len(dialogue.documents or ()))):
+            if count > max(room, MIN_MESSAGES):
+                message = f"{name}: {count} are more than this model's context of {room} tokens can hold; send fewer"
+                raise ValidationError(message, parameter=name, value=count)
 
     def encode_dialogue(self, dialogue: Dialogue, values: Mapping[str, Any] | None = None) -> list[int]:
         """Ids of a dialogue, as `from_dialogue` makes them with these values."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 
 from samovar.core.structured import StructuredOutputsParams
-from samovar.errors import ValidationError
+from samovar.errors import OverloadedError, ValidationError
 from samovar.grammar.compiler import GrammarCompiler
 from samovar.grammar.limits import GrammarLimits
 from samovar.grammar.side_main import Task
@@ -179,6 +181,26 @@ def test_a_process_that_dies_is_replaced() -> None:
     finally:
         pool.close()
     assert pool._idle == []
+
+
+def test_a_process_that_was_killed_says_nothing_about_the_grammar() -> None:
+    """The client is told to try again, not that its grammar is at fault; another process serves the next one."""
+    limits = GrammarLimits(processes=1, deadline_seconds=30.0, build_seconds=30.0)
+    vocabulary = vocabulary_of(TOKENIZER, PADDED, [EOS])
+    pool = SidePool(lambda: vocabulary, limits)
+    try:
+        pool.warm()
+        (process,) = pool._idle
+        os.kill(process._process.pid, signal.SIGSTOP)
+        killer = threading.Timer(0.3, process._process.kill)
+        killer.start()
+        with pytest.raises(OverloadedError, match="try again"):
+            pool.run(Task("check", 'start: "a"'))
+        killer.join()
+        verdict = pool.run(Task("check", 'start: "a"'))
+        assert verdict is not None and verdict.problem is None
+    finally:
+        pool.close()
 
 
 def test_a_side_process_ends_with_its_parent_and_starts_light() -> None:

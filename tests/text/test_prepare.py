@@ -238,4 +238,6 @@ def test_countless_messages_are_refused_before_they_are_rendered(monkeypatch: py
     most = max(door.limits.max_model_len, MIN_MESSAGES)
     assert "tokens, but" in refused("messages", from_messages, door, [hello] * most)
     monkeypatch.setattr("samovar.text.prepare.prepare_dialogue", None)
-    assert f"{most + 1} messages" in refused("messages", from_messages, door, [hello] * (most + 1))
+    assert f"{most + 1} are more" in refused("messages", from_messages, door, [hello] * (most + 1))
+    many = [{"text": "x"}] * (most + 1)
+    assert f"{most + 1} are more" in refused("documents", from_messages, door, [hello], documents=many)

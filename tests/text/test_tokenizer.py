@@ -141,7 +141,7 @@ def test_no_tokenizer(tmp_path: Path) -> None:
 def test_tekken_needs_its_extra(tmp_path: Path) -> None:
     """tekken.json without mistral-common: the message names the extra."""
     (tmp_path / "tekken.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"samovar\[mistral\]"):
+    with pytest.raises(ConfigError, match="pip install mistral-common"):
         load_tokenizer(description(tmp_path))
 
 
