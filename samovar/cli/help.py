@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from samovar.config.field import Group, Setting, help_of
 from samovar.errors import ConfigError
@@ -14,14 +14,19 @@ WIDTH = 100
 COLUMN = 34
 
 
-def command_help(usage: str, purpose: str, groups: Sequence[type[Group]], topic: str) -> str:
-    """Usage and flags of a command. `topic`: "" or "all" for everything, a group's name, or one flag."""
+def command_help(
+    usage: str, purpose: str, groups: Sequence[type[Group]], topic: str, *, unused: Collection[str] = ()
+) -> str:
+    """Usage and flags of a command. `topic`: "" or "all" for everything, a group's name, or one flag.
+
+    `unused` names settings of the groups that the command refuses: they are not listed.
+    """
     wanted = topic.lstrip("-").replace("_", "-").lower()
     if wanted in ("", "all"):
-        return "\n\n".join([f"usage: {usage}", purpose.strip(), *(_section(group) for group in groups)])
+        return "\n\n".join([f"usage: {usage}", purpose.strip(), *(_section(group, unused) for group in groups)])
     for group in groups:
         if wanted in (group.__name__.lower(), section_name(group)):
-            return _section(group)
+            return _section(group, unused)
         for setting in group.settings.values():
             if setting.flag == f"--{wanted}":
                 return _row(setting, help_of(group).get(setting.name, ""))
@@ -38,9 +43,9 @@ def section_name(group: type[Group]) -> str:
     return group.__name__.removesuffix("Config").removesuffix("Options").lower()
 
 
-def _section(group: type[Group]) -> str:
+def _section(group: type[Group], unused: Collection[str]) -> str:
     texts = help_of(group)
-    rows = [_row(setting, texts.get(setting.name, "")) for setting in group.settings.values()]
+    rows = [_row(one, texts.get(one.name, "")) for one in group.settings.values() if one.name not in unused]
     title = (group.__doc__ or "").strip().splitlines()[0].rstrip(".")
     return "\n".join([f"{title}:", *rows])
 

@@ -46,7 +46,7 @@ FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
 
 class Command(Protocol):
-    """What a subcommand's module has."""
+    """What a subcommand's module has; and perhaps `UNUSED`, the settings of `OPTIONS` that it refuses."""
 
     USAGE: str
     OPTIONS: tuple[type[Group], ...]
@@ -104,7 +104,8 @@ def run_command(command: Command, words: Sequence[str]) -> int:
     except HelpAsked as asked:
         from samovar.cli.help import command_help
 
-        print(command_help(command.USAGE, command.__doc__ or "", command.OPTIONS, asked.topic))
+        unused = getattr(command, "UNUSED", ())
+        print(command_help(command.USAGE, command.__doc__ or "", command.OPTIONS, asked.topic, unused=unused))
         return 0
     if settings.arguments:
         raise ConfigError(f"unexpected argument {settings.arguments[0]!r}; usage: {command.USAGE}")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 USAGE = "samovar run-batch [MODEL] -i INPUT -o OUTPUT [flags]"
 POSITIONAL = "model"
-OF_LISTENERS = (
+UNUSED = (
     "host", "port", "uds", "api_keys_file", "admin_port", "salt_by_key", "grpc_port", "grpc_host", "allowed_origins", "root_path",
     "shutdown_timeout", "sse_keep_alive_interval", "disable_docs",
 )  # fmt: skip
@@ -55,7 +55,7 @@ OPTIONS = (RunBatchOptions, SourceConfig, *ENGINE_GROUPS.values(), ServerConfig)
 
 def run(settings: Settings) -> int:
     """Answer what is not answered yet; exit code 1 if any answer is an error (its line says why)."""
-    if idle := next((name for name in OF_LISTENERS if name in settings.given), None):
+    if idle := next((name for name in UNUSED if name in settings.given), None):
         flag = ServerConfig.settings[idle].flag
         raise ConfigError(f"{flag}: run-batch opens no port; leave it out, or use `samovar serve`")
     check_request(settings.engine)

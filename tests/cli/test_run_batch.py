@@ -45,6 +45,14 @@ def test_a_batch(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([*words, "--overwrite"]) == 0 and len(target.read_bytes().splitlines()) == 2
 
 
+def test_help_lists_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not the flags of listeners, which it refuses."""
+    assert main(["run-batch", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "--concurrency" in out and "--tool-call-parser" in out and "--max-num-seqs" in out
+    assert "--port" not in out and "--grpc-port" not in out
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_stopped_and_gone_on(tiny_model: Path, tmp_path: Path, number: signal.Signals) -> None:
     """A signal in the middle leaves whole lines and no process; the same command does the rest."""

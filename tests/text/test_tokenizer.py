@@ -139,7 +139,7 @@ def test_no_tokenizer(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("mistral_common") is not None, reason="mistral-common is installed")
 def test_tekken_needs_its_extra(tmp_path: Path) -> None:
-    """tekken.json without mistral-common: the message names the extra."""
+    """tekken.json without mistral-common: the message names the package."""
     (tmp_path / "tekken.json").write_text("{}")
     with pytest.raises(ConfigError, match="pip install mistral-common"):
         load_tokenizer(description(tmp_path))
