@@ -17,7 +17,7 @@ from samovar.server.responses.output import ResponseWriter
 from samovar.server.responses.prepare import ReadResponse, prepare_response
 from samovar.server.responses.refusals import KNOWN
 from samovar.server.responses.running import RunningResponse
-from samovar.server.responses.schema import ResponseRequest
+from samovar.server.responses.schema import ResponseInputTokens, ResponseRequest
 from samovar.server.responses.store import KeptResponse, ResponseStore
 from samovar.server.state import ServingState
 
@@ -47,6 +47,16 @@ async def create_response(state: ServingState, exchange: Exchange, body: bytes) 
             async for _, event in events:
                 _take(writer, event)
             await exchange.reply(200, _encode(ready.response))
+
+
+async def count_input_tokens(state: ServingState, exchange: Exchange, body: bytes) -> None:
+    """Answer how many tokens the prompt of a request would have; nothing is generated or stored."""
+    asked = decode_body(body, ResponseRequest, KNOWN)
+    state.require_ready()
+    model = state.check_model(asked.model)
+    ready = await prepare_response(state, exchange, asked, body, model)
+    counted = ResponseInputTokens(input_tokens=len(ready.request.prompt_token_ids))
+    await exchange.reply(200, _encode(counted))
 
 
 def _writer(state: ServingState, ready: ReadResponse, sink: Callable[[bytes], None] | None) -> ResponseWriter:

@@ -314,6 +314,13 @@ class ResponseEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
     param: str | UnsetType | None = UNSET
 
 
+class ResponseInputTokens(msgspec.Struct, kw_only=True):
+    """Answer of POST /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class ResponseDeleted(msgspec.Struct, kw_only=True):
     """Answer of DELETE /v1/responses/{response_id}."""
 

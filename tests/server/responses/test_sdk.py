@@ -55,6 +55,17 @@ def test_create(talker: Talker) -> None:
     assert "<|im_start|>system\nBe short." in talker.prompt
 
 
+def test_input_tokens(talker: Talker) -> None:
+    """The count is that of the request itself, and nothing runs for it."""
+    counted = talker.sdk.responses.input_tokens.count(model="tiny", input="hi", instructions="Be short.", tools=[TOOL])
+    assert counted.object == "response.input_tokens"
+    talker.says = "Hello."
+    answer = talker.sdk.responses.create(model="tiny", input="hi", instructions="Be short.", tools=[TOOL])
+    assert answer.usage is not None and counted.input_tokens == answer.usage.input_tokens
+    with pytest.raises(openai.BadRequestError, match="input"):
+        talker.sdk.responses.input_tokens.count(model="tiny", input=3)  # type: ignore[arg-type]
+
+
 def test_stream_accumulates(talker: Talker) -> None:
     """B181: the SDK's accumulator, strict about order and identity, ends with exactly the final object."""
     talker.says = f"<think>\nHm.\n</think>\n\nI look.\n{CALL}"
