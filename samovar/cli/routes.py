@@ -7,6 +7,7 @@ from samovar.cli.described import declare, look_up
 from samovar.config.engine import ENGINE_GROUPS
 from samovar.config.groups import ServerConfig, SourceConfig
 from samovar.config.load import Settings
+from samovar.engine.enforcer import backend_text
 from samovar.server.answers import formats_text
 from samovar.text.chat_template import load_chat_template
 from samovar.text.formats.choose import choose
@@ -29,6 +30,7 @@ def run(settings: Settings) -> int:
         print(name)
         for answer in answers.split(" · "):
             print(f"  {answer}")
+    print(backend_text(config).replace(": ", "\n  "))
     template = load_chat_template(found.description)
     formats = choose(() if template is None else template.sources.values())
     print(f"answers\n  {formats_text(template, formats, ServerConfig())}")

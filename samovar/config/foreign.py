@@ -45,7 +45,7 @@ REASONS: dict[str, str] = {
     "enable_lora": _LORA, "lora_modules": _LORA, "max_loras": _LORA, "max_lora_rank": _LORA, "max_cpu_loras": _LORA,
     "speculative_config": _SPECULATION, "spec_method": _SPECULATION, "spec_model": _SPECULATION, "spec_tokens": _SPECULATION,
     "structured_outputs_config": "see --structured-outputs-timeout and the limits beside it",
-    "guided_decoding_backend": "llguidance enforces all grammars; leave the flag out",
+    "guided_decoding_backend": "it is called structured_outputs_backend",
     "limit_mm_per_prompt": _MEDIA, "mm_processor_kwargs": _MEDIA, "mm_processor_cache_gb": _MEDIA, "media_io_kwargs": _MEDIA,
     "allowed_local_media_path": _MEDIA, "allowed_media_domains": _MEDIA, "language_model_only": _MEDIA,
     "moe_backend": "choose an implementation with --kernel OP=IMPLEMENTATION",

@@ -110,6 +110,11 @@ class DeviceConfig(Group):
     """Never capture graphs."""
     attention_backend: str = field(default="auto")
     """Attention implementation by name; an unusable choice is an error."""
+    structured_outputs_backend: str = field(
+        default="auto", choices=("auto", "llguidance", "xgrammar"), flags=("--guided-decoding-backend",)
+    )
+    """What makes the masks of structured outputs. xgrammar: for plain JSON Schemas, llguidance for all else; needs the
+    package of the extra `xgrammar`. auto: llguidance."""
     kernel: list[str] = field(factory=list)
     """OP=IMPLEMENTATION, repeatable: choose one op's implementation."""
     require_route: bool = field(default=False)

@@ -176,6 +176,15 @@ def generation_config(config: EngineConfig, description: ModelDescription, facts
     )
 
 
+def structured_outputs_backend(
+    config: EngineConfig, description: ModelDescription, facts: DeviceFacts
+) -> Decision | None:
+    """The one that follows grammars of every kind."""
+    if config.device.structured_outputs_backend != "auto":
+        return None
+    return Decision("structured_outputs_backend", "llguidance", "follows every kind of grammar")
+
+
 def max_logprobs(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> Decision | None:
     """-1 means the whole vocabulary."""
     if config.model.max_logprobs != -1:
@@ -197,6 +206,7 @@ DECIDERS: tuple[Decider, ...] = (
     max_num_batched_tokens,
     step_time_target_ms,
     max_logprobs,
+    structured_outputs_backend,
     generation_config,
 )
 """Each sees what those before it decided."""

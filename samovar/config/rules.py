@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 from samovar.config.description import ModelDescription
 from samovar.config.engine import EngineConfig
@@ -44,6 +45,16 @@ def one_memory_budget(config: EngineConfig) -> str | None:
     cache = config.cache
     if cache.memory is not None and cache.gpu_memory_utilization is not None:
         return f"--memory {cache.memory} and --gpu-memory-utilization {cache.gpu_memory_utilization} set the same thing; give one"
+    return None
+
+
+def xgrammar_is_there(config: EngineConfig) -> str | None:
+    """The second grammar backend is an extra."""
+    if config.device.structured_outputs_backend == "xgrammar" and find_spec("xgrammar") is None:
+        return (
+            "--structured-outputs-backend xgrammar needs a package that is not installed; in Samovar's folder: "
+            "pip install -c constraints.txt -e '.[xgrammar]'"
+        )
     return None
 
 
@@ -115,6 +126,7 @@ REQUEST_RULES: tuple[Callable[[EngineConfig], str | None], ...] = (
     format_from_checkpoint,
     one_memory_budget,
     one_kv_size,
+    xgrammar_is_there,
     whole_prompts_fit,
     chunk_fits_batch,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol, cast
@@ -15,6 +16,8 @@ from samovar.core.constraint import Constraint
 from samovar.core.step import TokenMasks
 from samovar.schedule.live import TokenMatcher
 from samovar.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class Matchers(Protocol):
@@ -68,12 +71,21 @@ class GrammarEnforcer:
         return self._matchers.start(constraint)
 
 
+def backend_text(config: EngineConfig) -> str:
+    """What follows the grammars of requests, in words."""
+    if config.device.structured_outputs_backend == "xgrammar":
+        return "structured outputs: xgrammar for plain JSON Schemas, llguidance for all else"
+    return "structured outputs: llguidance"
+
+
 def grammar_enforcer(
     config: EngineConfig, description: ModelDescription, vocab_size: int, tokenizer: Tokenizer | None = None
 ) -> GrammarEnforcer | None:
     """The enforcer of a model; None for one that takes and gives token ids only. The `tokenizer` is loaded if not given."""
     if config.model.skip_tokenizer_init:
         return None
+    if config.device.structured_outputs_backend == "xgrammar":  # the usual one is named among the decisions
+        logger.info("%s", backend_text(config))
 
     def make() -> Matchers:
         from samovar.engine.door import load_tokenizer_of
@@ -81,6 +93,8 @@ def grammar_enforcer(
         from samovar.text.prepare import end_token_ids
 
         chosen = load_tokenizer_of(config, description) if tokenizer is None else tokenizer
-        return cast(Matchers, GrammarMatchers(chosen, vocab_size, end_token_ids(description, chosen)))
+        ends = end_token_ids(description, chosen)
+        prefers_xgrammar = config.device.structured_outputs_backend == "xgrammar"
+        return cast(Matchers, GrammarMatchers(chosen, vocab_size, ends, prefers_xgrammar=prefers_xgrammar))
 
     return GrammarEnforcer(make)

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from samovar.core.constraint import Constraint, ReasoningSpan
 from samovar.grammar.limits import PARSER_LIMITS
+from samovar.grammar.plain_schemas import plain_grammar
 from samovar.grammar.reasoning import EndMark, Phase, ReasoningTracker, bits_of
 from samovar.grammar.tokens import Vocabulary, encoder_of, table_of, vocabulary_of
+from samovar.grammar.xgrammar_matcher import XGrammarMatcher, XGrammars
 from samovar.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -33,15 +35,24 @@ RESCUE_TOKENS = 256
 class Matchers:
     """Makes the matchers of an engine's sequences. One thread may make them while another one uses those it has.
 
-    The vocabulary is read with the first constraint, and llguidance's table of it made with the first grammar.
+    The vocabulary is read with the first constraint, and llguidance's table of it made with the first grammar. With
+    `prefers_xgrammar`, xgrammar follows the grammars that `plain_grammar` can write for it, llguidance all others.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        *,
+        prefers_xgrammar: bool = False,
+    ) -> None:
         self.vocab_size = vocab_size
         self.eos_ids = frozenset(i for i in eos_token_ids if 0 <= i < vocab_size)
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
-        self._fresh: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._prefers_xgrammar = prefers_xgrammar
+        self._fresh: OrderedDict[str, LLMatcher | XGrammarMatcher] = OrderedDict()
         self._marks: OrderedDict[tuple[int, ...], EndMark] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -57,13 +68,13 @@ class Matchers:
     def fill(self, pairs: Sequence[tuple[SequenceMatcher, int]], mask: NDArray[np.int32]) -> list[bool]:
         """`mask_into` for many sequences, in parallel: row `i` of `mask` for each (matcher, i). False: left as it was."""
         ready = [(m.bare_grammar, row) for m, row in pairs]
-        together = [(grammar, row) for grammar, row in ready if grammar is not None]
+        together = [(g, row) for g, row in ready if g is not None and not isinstance(g, XGrammarMatcher)]
         if len(together) < 2 or mask.shape[1] != self.words or not mask.flags.c_contiguous or self._is_padded:
             return [matcher.mask_into(mask[row]) for matcher, row in pairs]
         self._executor.unsafe_compute_mask_ptr(together, mask.ctypes.data, 4 * self.words, len(mask))
         written = []
         for (matcher, row), (grammar, _) in zip(pairs, ready):
-            if grammar is None or grammar.is_error():
+            if grammar is None or isinstance(grammar, XGrammarMatcher) or grammar.is_error():
                 written.append(matcher.mask_into(mask[row]))
             else:
                 written.append(True)
@@ -90,13 +101,13 @@ class Matchers:
         """The tokens by id."""
         return vocabulary_of(self._tokenizer, self.vocab_size, self._eos_token_ids)
 
-    def grammar_row(self, grammar: LLMatcher, row: NDArray[np.int32]) -> None:
+    def grammar_row(self, grammar: LLMatcher | XGrammarMatcher, row: NDArray[np.int32]) -> None:
         """What the grammar allows now. The matcher may be in its error state afterwards."""
         if row.flags.c_contiguous and not self._is_padded:
-            grammar.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            _fill(grammar, row)
             return
         scratch = np.zeros((self.vocabulary.size + 31) // 32, dtype=np.int32)
-        grammar.unsafe_compute_mask_ptr(scratch.ctypes.data, scratch.nbytes)
+        _fill(grammar, scratch)
         np.bitwise_and(scratch[: len(row)], self._every_id, out=row)
 
     @property
@@ -118,11 +129,17 @@ class Matchers:
 
         return LLExecutor()
 
-    def copy(self, text: str) -> LLMatcher:
+    @cached_property
+    def _xgrammars(self) -> XGrammars:
+        return XGrammars(self.vocabulary)
+
+    def copy(self, text: str) -> LLMatcher | XGrammarMatcher:
         """A matcher at the beginning of a grammar. All copies share one lexer, whose states each of them adds to."""
         with self._lock:
             kept = self._fresh.pop(text, None)
-        kept = kept or self.build(text)
+        if kept is None:
+            plain = plain_grammar(text) if self._prefers_xgrammar else None
+            kept = self.build(text) if plain is None else self._xgrammars.matcher(plain)
         with self._lock:
             self._fresh[text] = kept
             while len(self._fresh) > KEPT_GRAMMARS or sum(map(len, self._fresh)) > KEPT_BYTES:
@@ -130,7 +147,7 @@ class Matchers:
         return kept.deep_copy()
 
     def build(self, text: str) -> LLMatcher:
-        """A matcher with a lexer of its own."""
+        """A matcher of llguidance with a lexer of its own."""
         from llguidance import LLMatcher, LLParserLimits
 
         return LLMatcher(self._table, text, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))
@@ -155,7 +172,7 @@ class SequenceMatcher:
     def __init__(self, matchers: Matchers, text: str | None, tracker: ReasoningTracker | None) -> None:
         self._matchers = matchers
         self._text = text
-        self._grammar = None if text is None else matchers.copy(text)
+        self._grammar: LLMatcher | XGrammarMatcher | None = None if text is None else matchers.copy(text)
         self._tracker = tracker
         self._said: list[int] = []
         """The tokens the grammar has taken."""
@@ -183,7 +200,7 @@ class SequenceMatcher:
         return self._grammar is None and self._failure is None and self._phase is not Phase.CLOSING
 
     @property
-    def bare_grammar(self) -> LLMatcher | None:
+    def bare_grammar(self) -> LLMatcher | XGrammarMatcher | None:
         """The grammar, where it alone decides about the next token."""
         return self._grammar if self._failure is None and self._phase is Phase.OVER else None
 
@@ -267,7 +284,10 @@ class SequenceMatcher:
             row[:] = self._matchers.eos_only
 
     def _rescue(self) -> LLMatcher | None:
-        """Begin again with an empty lexer, whose states others cannot have used up, and take in what was said."""
+        """Begin again with an empty lexer, whose states others cannot have used up, and take in what was said.
+
+        It is llguidance's, which so has the last word about a token that xgrammar did not take.
+        """
         if self._text is None or len(self._said) < self._next_rescue:
             return None
         self._matchers.forget(self._text)
@@ -278,9 +298,16 @@ class SequenceMatcher:
         self._next_rescue = len(self._said) + RESCUE_TOKENS
         return fresh
 
-    def _fail(self, grammar: LLMatcher) -> None:
+    def _fail(self, grammar: LLMatcher | XGrammarMatcher) -> None:
         reason = grammar.get_error().strip().splitlines() or ["a token that was not allowed"]
         self._failure = f"the grammar cannot be followed any further: {reason[0][:300]}"
+
+
+def _fill(grammar: LLMatcher | XGrammarMatcher, row: NDArray[np.int32]) -> None:
+    if isinstance(grammar, XGrammarMatcher):
+        grammar.fill(row)
+    else:
+        grammar.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
 
 
 def _allow(row: NDArray[np.int32], token_id: int) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from samovar.config.description import ModelDescription
 from samovar.config.engine import ENGINE_GROUPS, EngineConfig, with_settings
-from samovar.config.groups import ServerConfig
+from samovar.config.flags import parse_words
+from samovar.config.groups import DeviceConfig, ServerConfig
 from samovar.config.resolve import DECIDERS, resolve
 from samovar.config.rules import REQUEST_RULES, RESULT_RULES, SERVER_RULES, check_request, check_server
 from samovar.core.device_facts import DeviceFacts
@@ -71,7 +72,7 @@ def test_every_decision_has_a_reason_and_what_was_given_stays() -> None:
     given: dict[str, Any] = {
         "dtype": "float32", "max_model_len": 64, "threads": 3, "max_num_batched_tokens": 17, "kv_cache_dtype": "bfloat16",
         "step_time_target_ms": 9.0, "load_format": "safetensors", "device": "cpu", "max_logprobs": 5,
-        "block_size": 32, "max_num_seqs": 8,
+        "block_size": 32, "max_num_seqs": 8, "structured_outputs_backend": "llguidance",
     }  # fmt: skip
     assert resolve(with_settings(EngineConfig(), **given), MODEL, LAPTOP).decisions == []
     assert given.items() <= settled(**given).items()
@@ -172,10 +173,24 @@ def test_broken_rules_name_the_settings(rule: str) -> None:
 
 
 def test_every_rule_has_a_test() -> None:
-    assert {rule.__name__ for rule in (*REQUEST_RULES, *RESULT_RULES)} == BROKEN.keys()
+    depends_on_packages = {"xgrammar_is_there"}
+    assert {rule.__name__ for rule in (*REQUEST_RULES, *RESULT_RULES)} == BROKEN.keys() | depends_on_packages
     tested = {"no_empty_key", "no_empty_admin_key", "no_empty_name", "one_address"}
     assert {rule.__name__ for rule in SERVER_RULES} == tested
     assert len({decide.__name__ for decide in DECIDERS}) == len(DECIDERS)
+
+
+@pytest.mark.parametrize("flag", ["--structured-outputs-backend", "--guided-decoding-backend"])
+def test_xgrammar_has_to_be_installed(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = with_settings(EngineConfig(), **parse_words([flag, "xgrammar"], DeviceConfig.settings).values)
+    assert config.device.structured_outputs_backend == "xgrammar"
+    monkeypatch.setattr("samovar.config.rules.find_spec", lambda name: object())
+    check_request(config)
+    monkeypatch.setattr("samovar.config.rules.find_spec", lambda name: None)
+    check_request(EngineConfig())
+    with pytest.raises(ConfigError, match=r"backend xgrammar .* not installed.*\[xgrammar\]") as refused:
+        check_request(config)
+    assert "\n" not in str(refused.value)
 
 
 def test_defaults_break_no_rule() -> None:
