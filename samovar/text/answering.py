@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from samovar.core.constraint import Constraint
 from samovar.core.once import Once
 from samovar.core.structured import StructuredOutputsParams
-from samovar.core.tools import NamedTool
+from samovar.core.tools import NamedTool, ToolDefinition
 from samovar.errors import ValidationError
 from samovar.text.answer import AnswerPlan
 from samovar.text.dialogue import Dialogue
@@ -132,6 +132,17 @@ def _headed(lark: Lark, between: Sequence[str], expression: str) -> str:
     return lark.seq(lark.any_of(*map(lark.text, between)), expression) if between else expression
 
 
+def _naming_the_tool(error: ValidationError, tools: Sequence[ToolDefinition], source: GrammarSource) -> ValidationError:
+    """The refusal of the tools' grammar, with the name of the first tool whose parameters are refused alone."""
+    for tool in tools:
+        try:
+            source.lark(field="tools").json(tool.parameters)
+        except ValidationError as found:
+            message = f"tools: function {tool.name!r}: {str(found).removeprefix('tools: ')}"
+            return ValidationError(message, parameter="tools", value=found.value)
+    return error
+
+
 def _with_calls(dialogue: Dialogue, format: ToolFormat, source: GrammarSource, between: Sequence[str]) -> str:
     lark, choice, tools = source.lark(field="tools"), dialogue.tool_choice, list(dialogue.tools)
     parallel, structured = dialogue.parallel_tool_calls, dialogue.structured
@@ -139,7 +150,10 @@ def _with_calls(dialogue: Dialogue, format: ToolFormat, source: GrammarSource, b
         tools = [tool for tool in tools if tool.name == choice.name]
     elif choice == "auto":
         tools = [tool if tool.strict else replace(tool, parameters={}) for tool in tools]
-    calls = format.grammar(lark, tools, parallel)
+    try:
+        calls = format.grammar(lark, tools, parallel)
+    except ValidationError as error:
+        raise _naming_the_tool(error, tools, source) from None
     if choice != "auto":
         return lark.document(calls)
     if structured is not None:

@@ -11,12 +11,17 @@ from typing import Any
 import pytest
 
 from samovar.core.structured import StructuredOutputsParams
+from samovar.core.tools import ToolDefinition
 from samovar.errors import OverloadedError, ValidationError
 from samovar.grammar.compiler import GrammarCompiler
 from samovar.grammar.limits import GrammarLimits
 from samovar.grammar.side_main import Task
 from samovar.grammar.side_process import SidePool, SideProcess
 from samovar.grammar.tokens import vocabulary_of
+from samovar.text.answer import AnswerPlan
+from samovar.text.answering import answer_grammar
+from samovar.text.dialogue import Dialogue
+from samovar.text.formats.choose import tool_format
 from tests.grammar.matching import EOS, PADDED, TOKENIZER, accepts
 
 TWO_SECONDS_AND_A_BUSY_MACHINE = 20.0
@@ -251,3 +256,19 @@ def test_making_a_compiler_loads_nothing_heavy() -> None:
         "print(sorted(m for m in ('torch', 'llguidance', 'jsonschema') if m in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_refused_tool_is_named() -> None:
+    """Agents send twenty tools at once: which one cannot be enforced, and why."""
+    fine = ToolDefinition(name="fine", parameters={"type": "object"})
+    unique = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    bad = ToolDefinition(name="bad", parameters=unique)
+    compiler = GrammarCompiler(TOKENIZER, PADDED, [EOS], GrammarLimits())
+    try:
+        plan = AnswerPlan(tools=tool_format("hermes"), definitions={"fine": fine, "bad": bad})
+        asked = Dialogue(messages=[], tools=[fine, bad], tool_choice="required")
+        with pytest.raises(ValidationError, match=r"^tools: function 'bad': .*uniqueItems") as caught:
+            answer_grammar(asked, plan, compiler)
+        assert caught.value.parameter == "tools"
+    finally:
+        compiler.close()

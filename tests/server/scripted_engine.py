@@ -29,6 +29,7 @@ TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'tool' and not m.content %}{% elif m.role not in "
     "['system', 'user', 'assistant', 'tool'] %}{{ raise_exception('unknown role ' ~ m.role) }}{% endif %}"
     "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% for document in documents or [] %}({{ document.text }}){% endfor %}"
     "{% if mood %}[{{ mood }}]{% endif %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )

@@ -110,7 +110,7 @@ IN_CHAT: dict[str, tuple[Any, Effect, Any]] = SHARED | {
     "chat_template_kwargs": ({"mood": "glad"}, usage_is(prompt_tokens=27), {"messages": []}),
     "add_generation_prompt": (False, usage_is(prompt_tokens=10), "no"),
     "continue_final_message": (False, lambda r, a: True, "yes"),
-    "documents": ([{"title": "t", "text": "x"}], lambda r, a: True, ["x"]),
+    "documents": ([{"text": "xyz"}], usage_is(prompt_tokens=26), ["x"]),
     "tools": ([TOOL], told, [{"type": "function"}]),
     "tool_choice": ("auto", lambda r, a: r.constraint is None, "required"),
     "parallel_tool_calls": (False, lambda r, a: True, "no"),
