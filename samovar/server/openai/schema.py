@@ -70,16 +70,9 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     disable_fallback: bool | None = None
 
 
-class GenerateFields(msgspec.Struct, kw_only=True):
-    """Fields that chat and completions share."""
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """How tokens are chosen, beyond what OpenAI's own APIs agree on: chat, completions and responses."""
 
-    model: str | None = None
-    n: Positive | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Count | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=MAX_SEED)] | None = None
     min_p: Fraction | None = None
     presence_penalty: Penalty | None = None
@@ -96,6 +89,18 @@ class GenerateFields(msgspec.Struct, kw_only=True):
     bad_words: list[str] | None = None
     allowed_token_ids: list[TokenId] | None = None
     logit_bias: dict[str, float] | None = None
+
+
+class GenerateFields(SamplingFields, kw_only=True):
+    """Fields that chat and completions share."""
+
+    model: str | None = None
+    n: Positive | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     prompt_logprobs: LogprobCount | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MAX_SEED)] | None = None
     truncation_side: Literal["left", "right"] | None = None

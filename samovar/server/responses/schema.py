@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from samovar.core.sampling_params import MAX_SEED
-from samovar.server.openai.schema import Count, Effort, Int64, Penalty, Positive, StructuredOutputs, TokenId
+from samovar.server.openai.schema import Count, Effort, Int64, Positive, SamplingFields, StructuredOutputs
 
 ShortText = Annotated[str, Meta(max_length=1024)]
 MetadataKey = Annotated[str, Meta(max_length=64)]
@@ -66,7 +66,7 @@ class ResponseStreamOptions(msgspec.Struct, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class ResponseRequest(msgspec.Struct, kw_only=True):
+class ResponseRequest(SamplingFields, kw_only=True):
     """Body of POST /v1/responses."""
 
     input: str | list[dict[str, Any]]
@@ -95,23 +95,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     prompt_cache_key: ShortText | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = None
-    # Beyond OpenAI, under the names that chat has for them.
-    top_k: Annotated[int, Meta(ge=-1, le=MAX_SEED)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
-    seed: Int64 | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    min_tokens: Count | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[TokenId] | None = None
-    logit_bias: dict[str, float] | None = None
+    # Beyond OpenAI, under the names that chat has for them; those of sampling are inherited.
     structured_outputs: StructuredOutputs | None = None
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=MAX_SEED)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
