@@ -281,8 +281,6 @@ OVERLAPS: dict[str, dict[str, object] | None] = {
     "chosen": {},
     "next one late": {"IS_ROOMY": False},
     "next one early": {"IS_ROOMY": True},
-    "no keys ahead": {"AHEAD": 0},
-    "64 keys ahead": {"AHEAD": 64},
 }
 """How decode overlaps with its neighbours: not at all, or as chosen but for some constants."""
 

@@ -36,10 +36,6 @@ SMALL = ("sm_75", "sm_86", "sm_89", "sm_120", "sm_121")
 """Architectures whose shared memory does not hold the long tiles of large heads."""
 PROGRAMS_PER_PROCESSOR = 2
 """Decode programs that one multiprocessor needs at once to read as fast as it can."""
-PROGRAMS_AT_ONCE = 5
-"""Decode programs with small tiles that one multiprocessor holds at once."""
-AHEAD_BYTES = 32 << 10
-"""Keys and values that each of a few programs asks for before the kernel ahead has ended; each of many, half as many."""
 SCALAR_TILE, SHORT_TILE, LONG_TILE = 16, 64, 128
 """Rows of a tile without tensor cores; for few new tokens; for many."""
 
@@ -202,9 +198,9 @@ class TritonAttention:
         keys, values = (
             torch.empty((4, kv_heads, block_size, dim), dtype=dtypes[1], device="meta").transpose(1, 2) for _ in "kv"
         )
-        some, many = (n * self._processors // kv_heads + 1 for n in (PROGRAMS_PER_PROCESSOR, PROGRAMS_AT_ONCE))
-        # Decode: few, some and many sequences, long ones, a short and a long one in parts. Then a short and a long chunk.
-        decodes = [(1, 1), (some, 1), (many, 1), (many, LONG_KEYS + 1), (1, 2 * MIN_PART), (1, LONG_KEYS + 1)]
+        many = PROGRAMS_PER_PROCESSOR * self._processors // kv_heads + 1
+        # Decode: few and many sequences, long ones, a short and a long one in parts. Then a short and a long chunk.
+        decodes = [(1, 1), (many, 1), (many, LONG_KEYS + 1), (1, 2 * MIN_PART), (1, LONG_KEYS + 1)]
         chunks = [(max(2, SHORT_TILE // group), SHORT_TILE), (2 * LONG_TILE, 2 * LONG_TILE)]
         for count, new, total in [(count, 1, total) for count, total in decodes] + [(1, *chunk) for chunk in chunks]:
             queries = meta_rows(count * new, spec.num_heads, dim, dtypes[0])
@@ -251,18 +247,14 @@ def decode_tiles(dim: int, is_scalar: bool, splits: int, has_long: bool) -> Tile
     return TileConfig(64, 4, 3) if splits > 1 else TileConfig(32, 4, 4)
 
 
-def decode_overlap(key_bytes: int, programs: int, splits: int, has_long: bool, processors: int) -> dict[str, Any]:
-    """How a decode launch of `programs` programs overlaps with its neighbours; `key_bytes`: one key and its value.
+def decode_overlap(programs: int, splits: int, has_long: bool, processors: int) -> dict[str, Any]:
+    """How a decode launch of `programs` programs overlaps with its neighbours.
 
     Few programs, as all that share sequences are, let the next kernel come at once: its programs fetch weights meanwhile.
-    More than fit at once would ask for keys that others, which started before them, are to read.
     """
     options = overlap.launch_options()
     is_roomy = splits > 1 or (programs <= PROGRAMS_PER_PROCESSOR * processors and not has_long)
-    size = AHEAD_BYTES if is_roomy else AHEAD_BYTES // 2 if programs <= PROGRAMS_AT_ONCE * processors else 0
-    if not options["OVERLAP"] or (has_long and not is_roomy):
-        is_roomy, size = False, 0
-    return {**options, "IS_ROOMY": is_roomy, "AHEAD": 1 << (size // key_bytes).bit_length() >> 1}
+    return {**options, "IS_ROOMY": bool(options["OVERLAP"]) and is_roomy}
 
 
 def prefill_tiles(dim: int, group: int, plan: TritonPlan, is_scalar: bool) -> TileConfig:
@@ -327,8 +319,8 @@ def decode(
     kv_heads, group, dim = options["KV_HEADS"], options["GROUP"], options["HEAD_DIM"]
     has_long = is_long(plan.longest_total, call.window)
     tiles = tiles or decode_tiles(dim, plan.is_scalar or is_wide(q, cache), splits, has_long)
-    key_bytes, programs = 2 * dim * cache[0].itemsize, kv_heads * seqs * splits
-    parts = seqs * kv_heads * splits * group if splits > 1 else 0
+    programs = kv_heads * seqs * splits
+    parts = programs * group if splits > 1 else 0
     partial = torch.empty((parts, dim), dtype=torch.float32, device=q.device)
     norms = torch.empty((parts, 2), dtype=torch.float32, device=q.device)
     tensors = (sinks, on_device.totals, on_device.table_rows, on_device.tables, partial, norms, plan.counters)
@@ -337,7 +329,7 @@ def decode(
         (kv_heads, seqs, splits),
         *(out, q, *cache, *tensors, splits, on_device.tables.stride(0), call.scale),
         **options,
-        **decode_overlap(key_bytes, programs, splits, has_long, plan.processors),
+        **decode_overlap(programs, splits, has_long, plan.processors),
         MOST_SPLITS=1 if splits == 1 else SPLITS[-1] if has_long or splits > SHORT_SPLITS else SHORT_SPLITS,
         ROWS=padded(group),
         BLOCK_N=tiles.keys,

@@ -27,7 +27,12 @@ PACKED_ROWS = 4
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """A step of one token a row. `slots` and `totals` (tokens so far, this one included) are per row, as is `packed`."""
+    """A step of one token a row, the longest sequences first. `slots` and `totals` (tokens so far, this one included) are
+    per row, as is `packed`.
+
+    Attention gives each sequence to programs of its own, in the order of rows: those that start last should be short, or
+    most of the device waits for the last one.
+    """
 
     slots: list[int]
     slot_array: Ints
@@ -96,9 +101,10 @@ class DeviceStepBuilder:
         sections = 3 * aligned(max_tokens) + 8 * aligned(num_slots + 1) + 2 * aligned(self._max_new_blocks)
         self._upload = Upload(stream, max(sections, PACKED_ROWS * aligned(num_slots) + 2 * self._max_new_blocks))
         self._new_blocks: list[tuple[int, int, list[int]]] = []
-        # Those of the latest decode step: most have the same ones as the step before.
+        # Those of the latest decode step as they came, and by length: most steps have the ones of the step before.
         self._slots: list[int] = []
-        self._slot_array = np.zeros(0, np.int64)
+        self._order = self._slot_array = np.zeros(0, np.int64)
+        self._ordered_slots: list[int] = []
 
     @property
     def staging(self) -> torch.Tensor:
@@ -124,10 +130,15 @@ class DeviceStepBuilder:
         columns = sequences if isinstance(sequences, DecodeSequences) else self._columns(sequences)
         if columns is None or min(columns.token_ids) < FED or max(columns.token_ids) >= self.vocab_size:
             return None
-        slots, totals = columns.slots, columns.totals
+        slots, token_ids, totals = columns.slots, columns.token_ids, np.array(columns.totals)
         if slots != self._slots:
-            self._slots, self._slot_array = slots, np.array(slots)
-        total_array = np.array(totals)
+            # All grow by one token a step, so that the order holds until one comes or goes.
+            self._slots, self._order = slots, np.argsort(-totals, kind="stable")
+            self._slot_array = np.array(slots)[self._order]
+            self._ordered_slots = self._slot_array.tolist()
+        total_array = totals[self._order]
+        if token_ids.count(FED) != len(token_ids):
+            token_ids = [token_ids[row] for row in self._order.tolist()]
         growing = [(slots[row], blocks) for row, blocks in columns.new_blocks.items()]
         before = [int(self._host.counts[slot]) for slot, _ in growing]
         refused = [slot for slot, blocks in growing if self._host.extend(slot, blocks) is not None]
@@ -136,7 +147,7 @@ class DeviceStepBuilder:
                 self._host.counts[slot] = first
             return None
         self._new_blocks += [(slot, first, blocks) for (slot, blocks), first in zip(growing, before, strict=True)]
-        return DecodeRows(slots, self._slot_array, totals, total_array, columns.token_ids)
+        return DecodeRows(self._ordered_slots, self._slot_array, total_array.tolist(), total_array, token_ids)
 
     def _columns(self, sequences: Sequence[ScheduledSequence]) -> DecodeSequences | None:
         """Rows that were made one by one, as columns."""

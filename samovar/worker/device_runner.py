@@ -33,7 +33,8 @@ from samovar.worker.slots import Slots
 from samovar.worker.upload import aligned
 
 TYPICAL_TOTAL = 1024
-"""Tokens of a sequence for which graphs are captured ahead."""
+"""Tokens of a sequence for which graphs are captured ahead: first equal sequences, then from half to one and a half as
+many, which attention may split otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,8 @@ class DeviceRunner:
         self._logits_rows = _whole_sections(rows_at_once(builder.vocab_size, LOGITS_BYTES[kind]))
         self._sampling_rows = _whole_sections(rows_at_once(builder.vocab_size, SAMPLING_BYTES[kind]))
         self._fixed = _fixed_inputs(builder, self._buckets, stream.device)
-        self._to_prepare = sorted(self._buckets, key=lambda size: (size & (size - 1) != 0, size))
+        sizes = sorted(self._buckets, key=lambda size: (size & (size - 1) != 0, size))
+        self._to_prepare = [(size, spread) for spread in (0.0, 0.5) for size in sizes]
 
     @torch.inference_mode()
     def launch(self, step: ScheduledStep) -> PendingStep:
@@ -150,24 +152,26 @@ class DeviceRunner:
 
     @torch.inference_mode()
     def prepare(self) -> bool:
-        """Capture the next decode step size ahead of its use; False once there is nothing left to capture."""
-        if self._graphs is None or self._graphs.is_full or not self._to_prepare:
-            return False
-        bucket = self._to_prepare.pop(0)
-        with self._stream.current():
-            key, work = self._decode_work([TYPICAL_TOTAL] * bucket, bucket, is_plain=True)
-            if self._graphs.knows(key):
-                return True
-            self._builder.send_padding(bucket)
-            try:
-                work()
-            except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                self._graphs.refuse(key, error)
-            else:
-                self._graphs.capture(key, work)
-        return True
+        """Capture the next kind of decode step ahead of its use; False once there is nothing left to capture."""
+        graphs = self._graphs
+        while graphs is not None and not graphs.is_full and self._to_prepare:
+            bucket, spread = self._to_prepare.pop(0)
+            totals = (np.linspace(1 + spread, 1 - spread, bucket) * TYPICAL_TOTAL).astype(int).tolist()
+            key, work = self._decode_work(totals, bucket, is_plain=True)
+            if graphs.knows(key):
+                continue
+            with self._stream.current():
+                self._builder.send_padding(bucket)
+                try:
+                    work()
+                except (MemoryError, RuntimeError) as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    graphs.refuse(key, error)
+                else:
+                    graphs.capture(key, work)
+            return True
+        return False
 
     def synchronize(self) -> None:
         """Wait until everything queued so far has run."""

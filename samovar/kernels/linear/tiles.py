@@ -34,6 +34,8 @@ class DotTile:
     """One program of the tiled kernel: `tokens` x `rows` results, `depth` inputs at a time, `stages` of them in flight.
 
     With `splits` > 1 several programs share the inputs of one result; their partial sums are added in a fixed order.
+    `ahead` columns of its weights, a power of two, each program asks for before the kernel ahead has ended; with 0 it
+    starts after that.
     """
 
     tokens: int
@@ -42,17 +44,19 @@ class DotTile:
     splits: int = 1
     warps: int = 4
     stages: int = 4
+    ahead: int = 0
 
     def shared_bytes(self, parts: int, element_size: int) -> int:
         """Shared memory for all stages, which is what Hopper takes; chips that multiply from registers take one less."""
         return self.stages * self.depth * (self.tokens + parts * self.rows) * element_size
 
 
-FEW_TOKENS = {1: 16, 2: 1}
-"""Parts of a weight -> up to here, from two tokens on, cuBLAS is as fast."""
 MOST_TOKENS = {1: 32, 2: 128}
 """Parts of a weight -> the most tokens for which the tiled kernel is used. cuBLAS multiplies more of them faster, but a
 gated activation that costs no pass of its own is worth a little."""
+AHEAD, MOST_TOKENS_AHEAD, MOST_AHEAD = 512, 16, 264
+"""Columns of its weights that a program asks for ahead, up to so many tokens and programs. With more tokens the kernel
+waiting for attention takes more from it than it gains, and more programs do not start together."""
 
 MOST_WEIGHTS_NORMED = 1 << 26
 """A product of one token with at most so many weights norms its input on the fly. Every program repeats that work: with
@@ -82,19 +86,21 @@ def dot_tile(tokens: int, n: int, k: int, parts: int = 1) -> DotTile:
     """The tile for a few tokens and a weight of `parts` times [n, k], up to 128 tokens in one row of programs.
 
     Measured on an H200. A matrix instruction takes 64 rows of the weight, so that a tile has at least those, of each
-    part. Products of up to 32 tokens are split over several programs until `FEW_PROGRAMS` have work; gated ones cannot
-    be, and are left to cuBLAS where they would be few.
+    part. Products of up to 32 tokens are split until most multiprocessors have work, the more the longer they are; gated
+    ones cannot be, and are left to cuBLAS where they would be few.
     """
     width = min(max(power_of_two(tokens), 16), 128)
     if width > 32:
         return DotTile(width, 128 // parts, 64, warps=8)
     if parts == 2:
         return DotTile(width, 64, 128, stages=3)
-    rows = 128 if k > 8192 else 64
-    splits = 1
-    while -(-n // rows) * splits <= FEW_PROGRAMS and splits < 4:
+    programs, splits = -(-n // 64), 1
+    while splits < 4 and (
+        programs * splits < 64 or (programs * splits < FEW_PROGRAMS and k > 2048 * splits) or k > 4096 * splits
+    ):
         splits *= 2
-    return DotTile(width, rows, 128, splits=splits)
+    ahead = AHEAD if tokens <= MOST_TOKENS_AHEAD and programs * splits <= MOST_AHEAD else 0
+    return DotTile(width, 64, 128, splits=splits, stages=3 if k <= 1024 * splits else 4, ahead=ahead)
 
 
 def fixed_tile(element_size: int, parts: int = 1) -> DotTile:
@@ -110,7 +116,7 @@ def choose_tile(tokens: int, n: int, k: int, parts: int, element_size: int, shar
     """
     if tokens == 1:
         return gemv_tile(n, k, parts)
-    if not FEW_TOKENS[parts] < tokens <= MOST_TOKENS[parts] or (parts == 2 and n < 64 * FEW_PROGRAMS):
+    if not 1 < tokens <= MOST_TOKENS[parts] or (parts == 2 and n < 64 * FEW_PROGRAMS):
         return None
     # Rows that start anywhere cannot be copied 16 bytes at a time.
     if element_size != 2 or k % 16:

@@ -5,8 +5,8 @@ one token the norm ahead of it is not written out either: with y = W(g * x) * r 
 gathered in the loop that multiplies, and r applied at the end.
 
 On Hopper and later the kernel for one token may start before the kernel ahead of it has ended (programmatic dependent
-launch): it fetches its first weights, which nobody writes while a model runs, and only then waits for its input. The
-kernels for more tokens start in turn: measured on an H200, an early start cost them 1 %.
+launch): it fetches its first weights, which nobody writes while a model runs, and only then waits for its input. So may
+the tiled kernel for few tokens, which asks for its weights to come to the L2 cache; for more tokens it starts in turn.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from samovar.kernels.linear import linear
 from samovar.kernels.linear.tiles import DotTile, GemvTile, choose_tile, fixed_tile
 from samovar.kernels.op import Target
 from samovar.kernels.overlap import launch_options
-from samovar.kernels.overlap.triton import await_previous, start_next
-from samovar.kernels.triton_launch import SHARED_BYTES, launch
+from samovar.kernels.overlap.triton import await_previous, fetch_to_l2, start_next
+from samovar.kernels.triton_launch import SHARED_BYTES, cdiv, launch
 
-REDUCED = 1024
-"""Results that one program of `reduce_kernel` adds up."""
+MOST_JOINED = 4096
+"""Most tiles of results of a product that several programs share."""
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 """Triton's interpreter multiplies matrices of bfloat16 as if they were integers: it gets float32."""
@@ -33,6 +33,9 @@ WITHOUT_DOT = {"sm_70", "sm_72"}
 """Architectures whose matrix instructions Triton does not use: there cuBLAS multiplies more than one token."""
 
 _has_dot, _shared = True, SHARED_BYTES[90]
+
+_counters: dict[torch.device, torch.Tensor] = {}
+"""For each device int32 [MOST_JOINED], zero between kernels. Kept for good: captured graphs know the address."""
 
 
 def adapt(architecture: str) -> None:
@@ -189,6 +192,27 @@ def _dot(tile: tl.tensor, part: tl.tensor, total: tl.tensor) -> tl.tensor:
     return tl.dot(tile, tl.trans(part), total, input_precision="ieee")
 
 
+@triton.jit
+def _finish(
+    total: tl.tensor,
+    bias: tl.tensor,
+    residual: tl.tensor,
+    out: tl.tensor,
+    rows: tl.tensor,
+    at: tl.tensor,
+    tokens: tl.tensor,
+    N: tl.tensor,
+) -> None:
+    """out [tokens, N] at the rows `rows` of the weight and the tokens `at` = total, plus bias and residual if given."""
+    inside = (rows < N)[:, None] & (at < tokens)[None, :]
+    offsets = at.to(tl.int64)[None, :] * N + rows[:, None]
+    if bias is not None:
+        total += tl.load(bias + rows, mask=rows < N, other=0.0).to(tl.float32)[:, None]
+    if residual is not None:
+        total += tl.load(residual + offsets, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + offsets, total.to(out.dtype.element_ty), mask=inside)
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def dot_kernel(
     x: tl.tensor,
@@ -197,6 +221,7 @@ def dot_kernel(
     residual: tl.tensor,
     out: tl.tensor,
     partial: tl.tensor,
+    counters: tl.tensor,
     tokens: tl.tensor,
     N: tl.tensor,
     K: tl.tensor,
@@ -206,6 +231,8 @@ def dot_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
     SPLITS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ) -> None:
     """out [tokens, N] = x [tokens, K] weight^T, a tile of BM tokens and BN rows of the weight per program.
 
@@ -214,7 +241,9 @@ def dot_kernel(
     computed from the last ones and not stored.
 
     With GATE, weight is [2N, K], gate rows before up rows. With SPLITS > 1, which excludes GATE, programs along the
-    second axis of the grid share K, and store their sums to `partial` [SPLITS, tokens, N] for `reduce_kernel`.
+    second axis of the grid share K: they leave their sums in `partial` [tiles, SPLITS, BM, BN], and the last of a tile,
+    by its counter, adds them up, from the first split on. The first AHEAD columns of a program's weights are asked for
+    before the kernel ahead has ended.
     """
     blocks = tl.cdiv(tokens, BM)
     first_token = tl.program_id(0) % blocks * BM
@@ -234,6 +263,11 @@ def dot_kernel(
     columns = tl.arange(0, BK)[None, :]
     inputs = x + first_token.to(tl.int64) * K + places[:, None] * K + columns
     at_rows = rows[:, None] * K + columns
+    if OVERLAP and AHEAD > 0:
+        LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
+        lines = tl.minimum(first_step * BK + tl.arange(0, AHEAD // LINE) * LINE, K - 1)
+        fetch_to_l2(start + rows[:, None] * K + lines[None, :])
+    await_previous(OVERLAP)
     total = tl.zeros((BN, BM), tl.float32)
     total_up = total
     for step in range(first_step, last_step):
@@ -244,50 +278,32 @@ def dot_kernel(
         if GATE is not None:
             tile_up = _piece(start_up + at_rows + k, columns < K - k, EVEN_K)
             total_up = _dot(tile_up, part, total_up)
+    # Not earlier: programs that only wait would take the place of those that still have to start.
+    start_next(OVERLAP)
 
     rows = first_row + tl.arange(0, BN)
     at = first_token + tl.arange(0, BM)
-    inside = (rows < N)[:, None] & (at < tokens)[None, :]
-    offsets = at.to(tl.int64)[None, :] * N + rows[:, None]
     if SPLITS > 1:
-        tl.store(partial + split * tokens.to(tl.int64) * N + offsets, total, mask=inside)
+        tile_id = tl.program_id(0)
+        here = partial + tile_id.to(tl.int64) * (SPLITS * BM * BN)
+        here += tl.arange(0, BM)[None, :] * BN + tl.arange(0, BN)[:, None]
+        tl.store(here + split * (BM * BN), total)
+        tl.debug_barrier()  # All threads' sums are written before one thread counts them as such.
+        if tl.atomic_add(counters + tile_id, 1, sem="acq_rel", scope="gpu") == SPLITS - 1:
+            tl.store(counters + tile_id, 0)
+            total = tl.zeros((BN, BM), tl.float32)
+            for part_id in tl.static_range(SPLITS):
+                total += tl.load(here + part_id * (BM * BN))
+            _finish(total, bias, residual, out, rows, at, tokens, N)
     else:
-        if bias is not None:
-            total += tl.load(bias + rows, mask=rows < N, other=0.0).to(tl.float32)[:, None]
         if GATE is not None:
             if bias is not None:
+                total += tl.load(bias + rows, mask=rows < N, other=0.0).to(tl.float32)[:, None]
                 total_up += tl.load(bias + N + rows, mask=rows < N, other=0.0).to(tl.float32)[:, None]
             total = _activate(total, GATE) * total_up
-        if residual is not None:
-            total += tl.load(residual + offsets, mask=inside, other=0.0).to(tl.float32)
-        tl.store(out + offsets, total.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit(do_not_specialize=["tokens"])
-def reduce_kernel(
-    partial: tl.tensor,
-    bias: tl.tensor,
-    residual: tl.tensor,
-    out: tl.tensor,
-    tokens: tl.tensor,
-    N: tl.tensor,
-    SPLITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    """out [tokens, N] = `partial` [SPLITS, tokens, N] summed from the first split on, plus bias and residual."""
-    token = tl.program_id(0).to(tl.int64)
-    rows = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = rows < N
-    size = tokens.to(tl.int64) * N
-    here = partial + token * N + rows
-    y = tl.zeros((BLOCK,), tl.float32)
-    for split in tl.static_range(SPLITS):
-        y += tl.load(here + split * size, mask=inside, other=0.0)
-    if bias is not None:
-        y += tl.load(bias + rows, mask=inside, other=0.0).to(tl.float32)
-    if residual is not None:
-        y += tl.load(residual + token * N + rows, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + token * N + rows, y.to(out.dtype.element_ty), mask=inside)
+            _finish(total, None, residual, out, rows, at, tokens, N)
+        else:
+            _finish(total, bias, residual, out, rows, at, tokens, N)
 
 
 def multiply(
@@ -323,15 +339,25 @@ def multiply(
         raise ValueError("only a GemvTile norms its input: give the tiled kernel a normed one")
     if gate is not None and tile.splits > 1:
         raise ValueError(f"a gated product cannot be split, but the tile has {tile.splits} splits")
-    partial = x.new_empty(tile.splits, tokens, n, dtype=torch.float32) if tile.splits > 1 else None
-    grid = (-(-tokens // tile.tokens) * -(-n // tile.rows), tile.splits)
-    options = {"BM": tile.tokens, "BN": tile.rows, "BK": tile.depth, "SPLITS": tile.splits}
+    tiles = cdiv(tokens, tile.tokens) * cdiv(n, tile.rows)
+    partial, counters = None, None
+    if tile.splits > 1:
+        if tiles > MOST_JOINED:
+            raise ValueError(f"a product of {tiles} tiles is large enough: it need not be split")
+        partial = x.new_empty(tiles * tile.splits * tile.tokens * tile.rows, dtype=torch.float32)
+        counters = _counters_of(x.device)
+    options = {"BM": tile.tokens, "BN": tile.rows, "BK": tile.depth, "SPLITS": tile.splits, "AHEAD": tile.ahead}
     options |= {"GATE": gate, "EVEN_K": k % tile.depth == 0, "num_warps": tile.warps, "num_stages": tile.stages}
-    launch(dot_kernel, grid, x, weight, bias, residual, out, partial, tokens, n, k, **options)
-    if partial is not None:
-        options = {"SPLITS": tile.splits, "BLOCK": REDUCED, "num_warps": 4}
-        launch(reduce_kernel, (tokens, -(-n // REDUCED)), partial, bias, residual, out, tokens, n, **options)
+    options |= launch_options() if tile.ahead else {"OVERLAP": False}
+    tensors = (x, weight, bias, residual, out, partial, counters)
+    launch(dot_kernel, (tiles, tile.splits), *tensors, tokens, n, k, **options)
     return out
+
+
+def _counters_of(device: torch.device) -> torch.Tensor:
+    if device not in _counters:
+        _counters[device] = torch.zeros(MOST_JOINED, dtype=torch.int32, device=device)
+    return _counters[device]
 
 
 def tile_of(x: torch.Tensor, rows: int, parts: int = 1) -> GemvTile | DotTile | None:

@@ -73,6 +73,7 @@ TILES = [
     (19, DotTile(16, 16, 64)),
     (33, DotTile(32, 64, 32)),
     (70, DotTile(64, 32, 16)),
+    (21, DotTile(32, 64, 64, ahead=512)),
 ]
 
 
@@ -173,17 +174,19 @@ def test_fixed_is_for_deterministic_mode_and_only_it_is() -> None:
     assert OPS["linear"].impls["triton"].refusal(Target("cpu", "", torch.bfloat16)) == "needs cuda"
 
 
-def test_only_the_kernel_for_one_token_overlaps_and_only_where_the_chip_can() -> None:
+def test_kernels_that_ask_for_weights_ahead_overlap_where_the_chip_can() -> None:
     weight, x = torch.empty(64, 64, device="meta"), torch.empty(2, 64, device="meta")
     for architecture, overlaps in (("sm_80", False), ("sm_90", True), ("sm_120", True), ("sm_86", False)):
         Kernels(Target("cuda", architecture, torch.float32), "cpu")
         with noting() as notes:
             products.linear_triton(x[:1], weight)
-            products.multiply(DotTile(16, 32, 32, splits=2), x, weight, x.new_empty(2, 64))
-        gemv, dot, reduction = notes.launches.values()
-        assert gemv.options["OVERLAP"] is overlaps and ("launch_pdl" in gemv.options) is overlaps
-        assert [dot.name, reduction.name] == ["dot_kernel", "reduce_kernel"]
-        assert not {"OVERLAP", "launch_pdl"} & (dot.options.keys() | reduction.options.keys())
+            products.multiply(DotTile(16, 32, 32, splits=2, ahead=512), x, weight, x.new_empty(2, 64))
+            products.multiply(DotTile(16, 32, 32), x, weight, x.new_empty(2, 64))
+        gemv, dot, plain = notes.launches.values()
+        assert [gemv.name, dot.name, plain.name] == ["gemv_kernel", "dot_kernel", "dot_kernel"]
+        for noted in (gemv, dot):
+            assert noted.options["OVERLAP"] is overlaps and ("launch_pdl" in noted.options) is overlaps
+        assert plain.options["OVERLAP"] is False and "launch_pdl" not in plain.options
     overlap.switch(False)
 
 
@@ -249,7 +252,7 @@ def test_small_chips_have_tiles_too() -> None:
             for k in (4096, 14336)
             for parts in (1, 2)
         }
-        assert isinstance(chosen[4096, 1], DotTile) and chosen[14336, 1] is None, number
+        assert isinstance(chosen[4096, 1], DotTile) and isinstance(chosen[14336, 1], DotTile), number
     assert choose_tile(32, 14336, 4096, 1, 2, SHARED_BYTES[75]) is None
     assert isinstance(choose_tile(1, 14336, 4096, 1, 2, SHARED_BYTES[75]), GemvTile)
 
@@ -257,9 +260,9 @@ def test_small_chips_have_tiles_too() -> None:
 def test_the_number_of_tokens_chooses_the_kernel() -> None:
     room = SHARED_BYTES[90]
     assert isinstance(choose_tile(1, 4096, 4096, 1, 2, room), GemvTile)
-    few, most = tiles.FEW_TOKENS[1], tiles.MOST_TOKENS[1]
-    assert choose_tile(few, 4096, 4096, 1, 2, room) is None
-    assert isinstance(choose_tile(few + 1, 4096, 4096, 1, 2, room), DotTile)
+    most = tiles.MOST_TOKENS[1]
+    assert choose_tile(0, 4096, 4096, 1, 2, room) is None
+    assert isinstance(choose_tile(2, 4096, 4096, 1, 2, room), DotTile)
     assert isinstance(choose_tile(most, 4096, 4096, 1, 2, room), DotTile)
     assert choose_tile(most + 1, 4096, 4096, 1, 2, room) is None
     assert choose_tile(most, 4096, 4096, 1, 4, room) is None and choose_tile(most, 4096, 4100, 1, 2, room) is None
