@@ -28,7 +28,8 @@ fingerprint() {
 import hashlib, pathlib, sys
 
 digest = hashlib.sha256(f"{sys.version}|{sys.argv[1]}".encode())
-for name in ("pyproject.toml", "constraints.txt"):
+sources = sorted(str(path) for path in pathlib.Path("native").glob("*") if path.is_file())
+for name in ("pyproject.toml", "constraints.txt", "CMakeLists.txt", *sources):
     digest.update(pathlib.Path(name).read_bytes())
 print(digest.hexdigest())
 PYTHON
@@ -60,7 +61,7 @@ setup() {
 report_machine() {
     local compiler
     compiler="$(command -v "${CXX:-c++}" || command -v g++ || command -v clang++ || true)"
-    say "samovar: C++ compiler: ${compiler:-none; plain torch is used, which always works}"
+    say "samovar: C++ compiler: ${compiler:-none; plain torch is used, which always works, several times slower (Debian, Ubuntu: apt install g++)}"
     if [ "$(uname -s)" = Linux ] && [ ! -e /dev/nvidiactl ] && [ -z "${PIP_EXTRA_INDEX_URL:-}${PIP_INDEX_URL:-}${PIP_FIND_LINKS:-}" ]; then
         say "samovar: no NVIDIA GPU here, and pip's usual torch is a CUDA build of several GB. A CPU build is enough: set"
         say "         PIP_EXTRA_INDEX_URL to PyTorch's CPU index first (README.md, 'Smaller installs'). Going on without."

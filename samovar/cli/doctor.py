@@ -20,6 +20,7 @@ from samovar.core.device_facts import DeviceFacts
 from samovar.hardware.device import may_have_gpu, probe
 from samovar.hub.aliases import ALIASES
 from samovar.hub.download import alias_path, is_cached
+from samovar.native.library import NativeError, find, load
 
 USAGE = "samovar doctor [--json]"
 POSITIONAL = None
@@ -69,6 +70,7 @@ def run(settings: Settings) -> int:
         "system": system(facts),
         "packages": packages(),
         "gpu": gpu(facts),
+        "cpu kernels": cpu_kernels(),
         "caches": caches(),
         "variables": variables(),
         "what will be used": verdicts(facts),
@@ -141,6 +143,16 @@ def gpu(facts: DeviceFacts) -> dict[str, str]:
     }
 
 
+def cpu_kernels() -> dict[str, str]:
+    """The library of CPU kernels and its instruction set, or what is lost without it."""
+    try:
+        library = load()
+    except NativeError as error:
+        return {"library": f"{error}. Until then CPUs run plain torch, several times slower"}
+    isa = f"{library.best_isa}, the best this machine runs of what was built: {', '.join(library.compiled_isas)}"
+    return {"library": str(library.path), "instruction set": isa}
+
+
 def caches() -> dict[str, str]:
     """Where downloads are kept, and which of the embedded models are there."""
     root = cache_root()
@@ -178,4 +190,6 @@ def verdicts(facts: DeviceFacts) -> dict[str, str]:
 
 
 def _kernels(facts: DeviceFacts) -> str:
-    return "Triton" if facts.kind == "cuda" and find_spec("triton") is not None else "plain torch"
+    if facts.kind == "cuda":
+        return "Triton" if find_spec("triton") is not None else "plain torch"
+    return "C++" if find() is not None else "plain torch"

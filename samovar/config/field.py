@@ -19,6 +19,7 @@ VARIABLES: dict[str, str] = {
     "SAMOVAR_API_KEY": "Key that clients must send, if no --api-key is given.",
     "SAMOVAR_CACHE": "Folder for downloads and compiled kernels. Default: samovar in XDG_CACHE_HOME or ~/.cache.",
     "SAMOVAR_LOG_LEVEL": "Least important messages to log, if no --log-level is given.",
+    "SAMOVAR_NATIVE_LIBRARY": "File of the CPU kernels, if not the libsamovar.so that was installed with the package.",
     "SAMOVAR_OFFLINE": "1: never touch the network.",
     "CXX": "C++ compiler for the CPU kernels.",
     "HF_HOME": "Where the hub's own tools keep their files; models found there are used.",

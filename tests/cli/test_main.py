@@ -167,7 +167,7 @@ def test_collect_env_is_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert "secret" not in text
     sections = json.loads(text)
     assert sections["variables"]["HF_TOKEN"] == "(set)"
-    assert {"system", "packages", "gpu", "caches", "variables", "what will be used"} == sections.keys()
+    assert {"system", "packages", "gpu", "cpu kernels", "caches", "variables", "what will be used"} == sections.keys()
     assert sections["system"]["device"].startswith(("cpu: ", "cuda: "))
     assert main(["doctor"]) == 0
     assert "what will be used" in capsys.readouterr().out

@@ -64,7 +64,7 @@ def test_no_third_party_import() -> None:
         "print(sorted({m.split('.')[0] for m in sys.modules} & set(p()) - {'samovar'}))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    allowed = {"__editable___samovar_0_1_0_finder", "_distutils_hack", "distutils-precedence", "_virtualenv"}
+    allowed = {"_editable_skbc_samovar", "_distutils_hack", "distutils-precedence", "_virtualenv"}
     assert set(eval(found)) <= allowed, found
 
 

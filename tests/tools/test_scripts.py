@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def clone(tmp_path: Path) -> Path:
     """The scripts in a folder of their own."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
-    for name in ("pyproject.toml", "constraints.txt"):
+    for name in ("pyproject.toml", "constraints.txt", "CMakeLists.txt"):
         shutil.copy(ROOT / name, tmp_path)
     return tmp_path
 
