@@ -16,6 +16,12 @@ from samovar.config.groups import ModelConfig
 from samovar.config.safetensors_header import read_safetensors_folder, safetensors_files
 from samovar.errors import CheckpointError, ConfigError
 
+QUANTIZATION_FILES = {
+    "hf_quant_config.json": "modelopt",
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+}
+"""Where some tools say how weights are quantized, if not in config.json; and which tools they are."""
 MAX_JSON_BYTES = 64 * 1024 * 1024
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -96,7 +102,7 @@ def _gguf_sizes(header: GGUFHeader) -> tuple[int, int]:
 def _describe_folder(folder: Path, model_config: ModelConfig) -> ModelDescription:
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder}: has no config.json and no .gguf file")
-    config = _overlay(_flat(read_json(folder / "config.json")), model_config.hf_overrides)
+    config = _overlay(_quantized(folder, _flat(read_json(folder / "config.json"))), model_config.hf_overrides)
     own = read_json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else {}
     ends = _ids(own.get("eos_token_id")) + _tokenizer_ends(folder)
     defaults = _generation_config(model_config, own)
@@ -168,6 +174,16 @@ def _flat(config: dict[str, Any]) -> dict[str, Any]:
             return outer | {
                 k: v for k, v in inner.items() if k not in ("architectures", "model_type") or k not in outer
             }
+    return config
+
+
+def _quantized(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The config with a quantization_config, if a file of its own holds that."""
+    if config.get("quantization_config") or config.get("compression_config"):
+        return config
+    for name, method in QUANTIZATION_FILES.items():
+        if (folder / name).is_file():
+            return {**config, "quantization_config": {"quant_method": method, **read_json(folder / name)}}
     return config
 
 

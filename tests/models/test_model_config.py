@@ -138,7 +138,7 @@ def test_unknown_architectures_are_refused_with_what_there_is() -> None:
 def test_quantized_checkpoints_are_refused_by_name() -> None:
     kernels = placement().kernels
     assert isinstance(select(None, torch.float32, kernels)("model.layers.0.mlp.down_proj"), Unquantized)
-    for config in ({"quant_method": "gptq", "bits": 4}, {"quant_method": "fp8"}, {"bits": 4}):
+    for config in ({"quant_method": "exl2", "bits": 4}, {"quant_method": "hqq"}, {"bits": 4}):
         with pytest.raises(CheckpointError, match=f"{config.get('quant_method', 'unnamed')}.*not supported"):
             select(config, torch.float32, kernels)
 

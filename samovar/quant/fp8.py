@@ -1,0 +1,81 @@
+"""FP8: weights in e4m3, with a scale for a tensor, a row, a group of inputs (a power of two in MXFP8) or a block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from samovar.quant.base import Dim, TensorSpec
+from samovar.quant.dims import PER_PART, Along, fixed, grouped
+from samovar.quant.inputs import Inputs
+from samovar.quant.numbers.small_floats import decode_e4m3, decode_ue8m0
+from samovar.quant.rounded import Rounded, input_tensors
+from samovar.quant.scheme import Layer
+
+Strategy = Literal["tensor", "row", "column", "group", "block"]
+
+
+@dataclass(frozen=True, slots=True)
+class FP8Scheme:
+    """`strategy` as in `IntScheme`, or a scale for each block of `block` [rows, inputs], of which the last may be cut off.
+
+    `scale` are names, of which the first that the checkpoint has is meant; `powers`: scales are bytes, UE8M0.
+    """
+
+    strategy: Strategy
+    block: tuple[int, int] = (1, -1)
+    weight: str = "weight"
+    scale: tuple[str, ...] = ("weight_scale",)
+    powers: bool = False
+    inputs: Inputs | None = None
+    input_scale: tuple[str, ...] = ("input_scale",)
+
+    def method(self, layer: Layer) -> FP8:
+        """See `Scheme`."""
+        return FP8(self, layer)
+
+
+class FP8(Rounded):
+    """Weight and scales stay as they are stored."""
+
+    def __init__(self, scheme: FP8Scheme, layer: Layer) -> None:
+        self.scheme, self.name = scheme, layer.one_of(scheme.scale)
+        rows, inputs = scheme.block
+        dims = {
+            "tensor": PER_PART,
+            "row": (Dim("out"),),
+            "column": (Dim("out"), fixed(1)),
+            "group": (Dim("out"), grouped(inputs)),
+            "block": (Along("out", rows, is_ragged=True), Along("in", inputs, is_ragged=True)),
+        }[scheme.strategy]
+        given = layer.one_of(scheme.input_scale)
+        tensors = [
+            TensorSpec(scheme.weight, torch.float8_e4m3fn),
+            TensorSpec(self.name, torch.uint8 if scheme.powers else torch.float32, dims),
+            *input_tensors(scheme.inputs, layer, given),
+        ]
+        super().__init__(layer.names, tensors, layer.kernels, inputs=scheme.inputs, group_size=inputs, input_name=given)
+
+    def repack(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """See `Stored`."""
+        scale = weights.pop(self.name)
+        return {**weights, "scale": scale if self.scheme.strategy == "block" else self.column(scale)}
+
+    def numbers(self, weights: dict[str, torch.Tensor], first: int, count: int) -> torch.Tensor:
+        """See `Grouped`."""
+        return decode_e4m3(weights[self.scheme.weight][first : first + count])
+
+    def scales(self, weights: dict[str, torch.Tensor], first: int, count: int, part: int) -> torch.Tensor:
+        """See `Grouped`. Blocks are counted from the first row of each part."""
+        scale = weights["scale"]
+        if self.scheme.strategy != "block":
+            found = scale[first : first + count]
+        else:
+            size = self.scheme.block[0]
+            start = first - sum(self.part_rows[:part])
+            above = sum(-(-rows // size) for rows in self.part_rows[:part])
+            blocks = scale[above + start // size : above + -(-(start + count) // size)]
+            found = blocks.repeat_interleave(size, 0)[start % size :][:count]
+        return decode_ue8m0(found) if self.scheme.powers else found.float()

@@ -1,0 +1,72 @@
+"""Integers of a byte each: int8 checkpoints of compressed-tensors, bitsandbytes and TorchAO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from samovar.quant.base import Dim, TensorSpec
+from samovar.quant.dims import PER_PART, fixed, grouped
+from samovar.quant.grouped import narrowed
+from samovar.quant.inputs import Inputs
+from samovar.quant.rounded import Rounded, input_tensors
+from samovar.quant.scheme import Layer
+
+Strategy = Literal["tensor", "row", "column", "group"]
+"""One scale a tensor, one a row as [out] or as [out, 1], or one for each group of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class IntScheme:
+    """int8 weights and how their tensors are called; `divisor` divides every scale."""
+
+    strategy: Strategy
+    group_size: int = -1
+    weight: str = "weight"
+    scale: str = "weight_scale"
+    zero: str | None = None
+    unused: tuple[str, ...] = ()
+    """Further tensors with one byte, which say nothing of interest."""
+    divisor: float = 1.0
+    inputs: Inputs | None = None
+
+    def method(self, layer: Layer) -> WholeInt:
+        """See `Scheme`."""
+        return WholeInt(self, layer)
+
+
+class WholeInt(Rounded):
+    """The weight stays as it is stored."""
+
+    def __init__(self, scheme: IntScheme, layer: Layer) -> None:
+        self.scheme = scheme
+        dims = {
+            "tensor": PER_PART,
+            "row": (Dim("out"),),
+            "column": (Dim("out"), fixed(1)),
+            "group": (Dim("out"), grouped(scheme.group_size)),
+        }[scheme.strategy]
+        tensors = [TensorSpec(scheme.weight, torch.int8), TensorSpec(scheme.scale, torch.float32, dims)]
+        if scheme.zero is not None:
+            tensors.append(TensorSpec(scheme.zero, torch.int8, dims))
+        tensors += [TensorSpec(n, torch.uint8, PER_PART) for n in scheme.unused if layer.has(n, otherwise=True)]
+        tensors += input_tensors(scheme.inputs, layer)
+        super().__init__(layer.names, tensors, layer.kernels, inputs=scheme.inputs, group_size=scheme.group_size)
+
+    def repack(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """See `Stored`."""
+        scale = self.column(weights.pop(self.scheme.scale))
+        if self.scheme.divisor != 1:
+            scale = scale / self.scheme.divisor
+        kept = {"scale": narrowed(scale)}
+        if self.scheme.zero is not None:
+            kept["zero"] = self.column(weights.pop(self.scheme.zero))
+            if not bool(kept["zero"].any()):
+                del kept["zero"]
+        return {**{name: t for name, t in weights.items() if name not in self.scheme.unused}, **kept}
+
+    def numbers(self, weights: dict[str, torch.Tensor], first: int, count: int) -> torch.Tensor:
+        """See `Grouped`."""
+        return weights[self.scheme.weight][first : first + count].float()
