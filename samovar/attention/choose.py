@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from samovar.attention.base import AttentionBackend, AttentionPlan, AttentionSpec, Spans
 from samovar.attention.cudnn import CudnnAttention
+from samovar.attention.native import NativeAttention
 from samovar.attention.reference import ReferenceAttention
 from samovar.attention.torch_sdpa import TorchSdpaAttention
 from samovar.attention.triton import TritonAttention
@@ -17,6 +18,7 @@ from samovar.errors import ConfigError
 CANDIDATES: tuple[type[AttentionBackend], ...] = (
     CudnnAttention,
     TritonAttention,
+    NativeAttention,
     TorchSdpaAttention,
     ReferenceAttention,
 )

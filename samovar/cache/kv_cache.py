@@ -10,7 +10,8 @@ from samovar.core.cache_spec import CacheSpec
 
 
 class KVCache:
-    """Two tensors per layer, each [num_blocks, block_size, kv_heads, head_dim] of `dtype`.
+    """Two tensors per layer, each [num_blocks, block_size, kv_heads, head_dim] of `dtype`; a row's scale, where there is
+    one, stands behind it.
 
     `is_head_major` says how they lie in memory: a block's tokens of one head together, as GPU kernels read them (the
     default there), or a token's heads together. Only strides differ, so nobody may assume contiguity. The memory is not
@@ -34,7 +35,7 @@ class KVCache:
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []
         for spec in specs:
             tokens_and_heads = (spec.num_kv_heads, block_size) if is_head_major else (block_size, spec.num_kv_heads)
-            shape = (num_blocks, *tokens_and_heads, spec.head_dim)
+            shape = (num_blocks, *tokens_and_heads, spec.row_bytes // dtype.itemsize)
             keys, values = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
             self._memory += (keys, values)
             self.layers.append((keys.transpose(1, 2), values.transpose(1, 2)) if is_head_major else (keys, values))

@@ -15,6 +15,7 @@ from samovar.config.rules import check_request
 from samovar.core.device_facts import DeviceFacts
 from samovar.hardware.device import probe
 from samovar.hub.locate import find_model, locate
+from samovar.native.facts import with_kernels
 
 if TYPE_CHECKING:
     from samovar.worker.worker import Worker
@@ -45,7 +46,7 @@ def look_up(config: EngineConfig) -> Described:
     """Find, describe, probe and resolve. Raises what each of these raises."""
     check_request(config)
     description = find(config.model)
-    return _resolved(config, description, probe(config.device.device))
+    return _resolved(config, description, with_kernels(probe(config.device.device)))
 
 
 def look_up_for(config: EngineConfig, facts: DeviceFacts) -> Described:

@@ -59,8 +59,12 @@ class CacheConfig(Group):
 
     block_size: int = field(default=0, choices=(0, 8, 16, 32, 64))
     """Tokens in one cache block. 0: chosen for the device."""
-    kv_cache_dtype: str = field(default="auto", choices=("auto", "float32", "bfloat16", "float16"))
-    """Type of cached keys and values; auto follows the model."""
+    kv_cache_dtype: str = field(
+        default="auto",
+        choices=("auto", "float32", "bfloat16", "float16", "fp8_e4m3", "int8"),
+        flags=("--cpu-kv-dtype",),
+    )
+    """Type of cached keys and values; auto follows the model. fp8_e4m3 and int8 need the CPU kernels."""
     enable_prefix_caching: bool = field(default=True)
     """Reuse the cache of equal prompt beginnings."""
     memory: str | None = field(default=None)

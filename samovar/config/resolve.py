@@ -85,6 +85,8 @@ def dtype(config: EngineConfig, description: ModelDescription, facts: DeviceFact
     if asked != "auto":
         return None
     if facts.kind == "cpu":
+        if facts.has_kernels:
+            return Decision("dtype", "bfloat16", "weights of 16 bits, or as the file has them; computed in float32")
         if facts.has_fast_bf16:
             return Decision("dtype", "bfloat16", f"{facts.architecture} multiplies bfloat16 in hardware")
         return Decision("dtype", "float32", f"{facts.architecture} has no fast bfloat16")

@@ -11,6 +11,9 @@ from samovar.config.groups import ServerConfig
 from samovar.core.device_facts import DeviceFacts
 from samovar.errors import ConfigError
 
+EIGHT_BITS = ("fp8_e4m3", "int8")
+"""Types of cached keys and values that only the library of CPU kernels has."""
+
 
 def no_remote_code(config: EngineConfig) -> str | None:
     """Code of a model repository is never run."""
@@ -37,6 +40,15 @@ def no_determinism_on_cpu(config: EngineConfig, description: ModelDescription, f
     """Batch-invariant kernels exist for GPUs only."""
     if config.device.deterministic and facts.kind == "cpu":
         return "--deterministic needs a GPU: no kernel for CPUs is batch-invariant; requests with a seed repeat at equal batch sizes"
+    return None
+
+
+def small_cache_needs_kernels(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> str | None:
+    """Keys and values of 8 bits exist where the library of CPU kernels is."""
+    kind = config.cache.kv_cache_dtype
+    if kind in EIGHT_BITS and not facts.has_kernels:
+        where = "which are not there" if facts.kind == "cpu" else "and this is a GPU"
+        return f"--kv-cache-dtype {kind} needs the CPU kernels, {where}; use --kv-cache-dtype auto"
     return None
 
 
@@ -138,6 +150,7 @@ RESULT_RULES: tuple[Callable[[EngineConfig, ModelDescription, DeviceFacts], str 
     gguf_is_there,
     context_within_model,
     no_determinism_on_cpu,
+    small_cache_needs_kernels,
 )
 """What can be said when nothing is open any more."""
 

@@ -11,7 +11,8 @@ class CacheSpec:
     """K/V of one attention layer on one rank.
 
     `kind` full or sliding (other kinds, latent and recurrent, have their own specs later); `window` in tokens,
-    the current one included; `bytes_per_element` of the cache dtype.
+    the current one included; `bytes_per_element` of the cache dtype. A row of integers of `head_dim` has a scale of
+    `scale_bytes` behind it.
     """
 
     kind: Literal["full", "sliding"]
@@ -19,7 +20,13 @@ class CacheSpec:
     head_dim: int
     bytes_per_element: int
     window: int | None = None
+    scale_bytes: int = 0
 
     @property
     def bytes_per_token(self) -> int:
-        return 2 * self.num_kv_heads * self.head_dim * self.bytes_per_element
+        return 2 * self.num_kv_heads * self.row_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """One head's keys, or values, of one token."""
+        return self.head_dim * self.bytes_per_element + self.scale_bytes

@@ -23,3 +23,5 @@ class DeviceFacts:
     is_unified: bool = False
     has_fast_bf16: bool = False
     has_fast_fp16: bool = False
+    has_kernels: bool = False
+    """A CPU for which the library of kernels is there."""

@@ -19,6 +19,7 @@ from samovar.engine.executors.on_stream import StreamExecutor
 from samovar.engine.report import settings_of, startup_report, versions
 from samovar.hardware.device import probe
 from samovar.hub import locate
+from samovar.native.facts import with_kernels
 from samovar.schedule.options import SchedulerOptions
 from samovar.schedule.prefix_cache import CacheIdentity
 from samovar.schedule.scheduler import Scheduler
@@ -90,7 +91,7 @@ def build_engine(
         description = find_model(config)
     on_phase("importing torch")
     # Here, not at the top: a wrong path or flag is reported before the slow import.
-    facts = probe(config.device.device)
+    facts = with_kernels(probe(config.device.device))
     resolved = resolve(config, description, facts)
     from samovar.worker.worker import Worker
 

@@ -52,6 +52,8 @@ QUERY_TILE = 256
 HISTORY_STEP, SQUARE_STEP = 1024, 512
 """Where long chunks attend through a library: the steps in which the tokens before one, and the chunk with what is left
 of them, are counted."""
+THREAD_SCRATCH = 2 * MIB
+"""Most that one thread of the CPU library works on at once: weights of a few rows as bfloat16, scores of a few queries."""
 LIBRARY_BYTES = 32 * MIB
 """What such a library may want for itself."""
 
@@ -75,6 +77,8 @@ class ModelShape:
     """Attention reads keys and values where the cache has them; otherwise it gathers them first."""
     gathers_chunks: bool = False
     """But for long chunks it gathers them nevertheless, for a library."""
+    columns: int | None = None
+    """Float32 numbers that the CPU library's programs hold for each token, where they run whole steps."""
 
     @property
     def cache_bytes_per_token(self) -> int:
@@ -111,6 +115,17 @@ def num_seqs(config: EngineConfig) -> int:
 def rows_at_once(vocab_size: int, most_bytes: int) -> int:
     """Rows of float32 logits that fit into `most_bytes`, at least one."""
     return max(1, most_bytes // (4 * vocab_size))
+
+
+def logits_rows(vocab_size: int, config: EngineConfig, kind: str) -> int:
+    """Rows of logits that a step makes at once."""
+    return min(rows_at_once(vocab_size, LOGITS_BYTES[kind]), max(num_seqs(config), 64))
+
+
+def step_tokens(config: EngineConfig, length: int) -> int:
+    """Most tokens of a step, where sequences have up to `length`: without chunks a prompt is one step."""
+    whole = 0 if config.scheduler.enable_chunked_prefill else length
+    return max(config.scheduler.max_num_batched_tokens or DEFAULT_STEP_TOKENS, num_seqs(config), whole)
 
 
 def plan_memory(shape: ModelShape, facts: DeviceFacts, config: EngineConfig) -> MemoryPlan:
@@ -173,7 +188,7 @@ def _fixed_lines(
     """Everything but the cache."""
     seqs = num_seqs(config)
     tokens = config.scheduler.max_num_batched_tokens or DEFAULT_STEP_TOKENS
-    logits = min(rows_at_once(shape.vocab_size, LOGITS_BYTES[facts.kind]), max(seqs, 64))
+    logits = logits_rows(shape.vocab_size, config, facts.kind)
     sampled = min(rows_at_once(shape.vocab_size, SAMPLING_BYTES[facts.kind]), seqs)
     tables = seqs * (_blocks_for(length, config) * 8 + 128)
     # On a CPU, histories of slots that no penalty reads are never touched.
@@ -181,10 +196,14 @@ def _fixed_lines(
     attention = split_bytes(shape) if shape.reads_pages else attention_bytes(shape, length, seqs)
     if shape.gathers_chunks:
         attention = max(attention, chunk_bytes(shape, length, min(tokens, length)))
+    if shape.columns is None:
+        working = (("activations", activation_bytes(shape, tokens)), ("attention workspace", attention))
+    else:
+        most, threads = step_tokens(config, length), config.device.threads or facts.num_threads
+        working = (("activations", most * shape.columns * 4), ("kernel scratch", scratch_bytes(shape, most, threads)))
     return (
         ("weights", shape.weight_bytes),
-        ("activations", activation_bytes(shape, tokens)),
-        ("attention workspace", attention),
+        *working,
         ("logits", logits * shape.vocab_size * 4),
         ("sampling", sampled * shape.vocab_size * 4 * SAMPLING_COPIES),
         ("block tables and sampler state", tables + history),
@@ -215,6 +234,13 @@ def activation_bytes(shape: ModelShape, tokens: int) -> int:
     """Most that `tokens` rows take between the layers: residual and norm, attention and MLP side by side."""
     wide = 6 * shape.hidden_size + 3 * shape.intermediate_size + 4 * shape.num_heads * shape.head_dim
     return tokens * wide * shape.element_bytes
+
+
+def scratch_bytes(shape: ModelShape, tokens: int, num_threads: int) -> int:
+    """Most that the CPU library holds while it runs a step: one linear's inputs as its kernels take them, and what each
+    thread works on."""
+    widest = max(shape.hidden_size, shape.intermediate_size, shape.num_heads * shape.head_dim)
+    return tokens * widest * 4 + num_threads * THREAD_SCRATCH
 
 
 def split_bytes(shape: ModelShape) -> int:

@@ -14,6 +14,9 @@ from samovar.layers.batch import ForwardBatch
 from samovar.layers.layer import Layer, Placement, Source
 from samovar.layers.norm import head_shard
 
+SCALE_BYTES = 4
+"""Of the float32 scale behind each row of an int8 cache."""
+
 
 class Attention(Layer):
     """Causal attention of one layer.
@@ -62,6 +65,7 @@ class Attention(Layer):
             head_dim=self.head_dim,
             bytes_per_element=self.cache_dtype.itemsize,
             window=window,
+            scale_bytes=SCALE_BYTES if self.cache_dtype is torch.int8 else 0,
         )
         return AttentionSpec(cache, self.local_heads, self.call.softcap, self.has_sinks)
 

@@ -1,74 +1,112 @@
-"""Token embedding and output head, split over the vocabulary."""
+"""Token embedding and output head, split over the vocabulary. Each composes a weight format; none knows one."""
 
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import embedding
 
-from samovar.kernels.logits import logits
 from samovar.layers.layer import Layer, Placement, Source
 
 
-class Embedding(Layer):
-    """Token ids -> vectors, multiplied by `scale` (rounded to the model's dtype first, as checkpoints expect)."""
+class Table(Layer):
+    """A matrix with one row for each id of the vocabulary, of which this rank holds `rows`."""
 
-    def __init__(self, vocab_size: int, dim: int, *, scale: float | None = None) -> None:
+    def __init__(self, vocab_size: int, dim: int) -> None:
         super().__init__()
-        self.vocab_size, self.dim, self.scale = vocab_size, dim, scale
+        self.vocab_size, self.dim = vocab_size, dim
 
-    def bind(self, place: Placement) -> None:
+    def hold(self, place: Placement) -> None:
         """Allocate this rank's rows."""
-        self.tp = place.tp
-        self.weight = place.empty(place.tp.share(self.vocab_size, "the vocabulary size"), self.dim)
-        self.first = self.tp.rank * len(self.weight)
-        self.factor = None if self.scale is None else float(torch.tensor(self.scale, dtype=place.dtype))
+        self.tp, self.rows = place.tp, place.tp.share(self.vocab_size, "the vocabulary size")
+        self.quant = place.table(self.path).of_parts([self.stored(f"{self.path}.weight")])
+        self.weights = self.quant.allocate(
+            self.quant.tensors, {"out": self.rows, "in": self.dim, "part": 1}, [self.rows], place.empty
+        )
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The rows, as the format holds them."""
+        return self.weights["weight"]
 
     def sources(self) -> list[Source]:
         """The weight, [vocabulary, dim] in the checkpoint."""
-        shard = (self.tp.rank, self.tp.size)
-        return [
-            Source(self.stored(f"{self.path}.weight"), self.weight, axis=0 if self.tp.size > 1 else None, shard=shard)
-        ]
+        axis, shard = 0 if self.tp.size > 1 else None, (self.tp.rank, self.tp.size)
+        return [Source(self.stored(f"{self.path}.weight"), self.weight, axis=axis, shard=shard)]
+
+    def resident_bytes(self) -> int:
+        """See `Layer`."""
+        return self.quant.resident_bytes(self.weights, [self.rows])
+
+    def after_load(self) -> None:
+        """Let the format repack its tensors."""
+        self.weights = self.quant.after_load(self.weights, [self.rows])
+
+
+class Embedding(Table):
+    """Token ids -> vectors, multiplied by `scale` (rounded to the model's dtype first, as checkpoints expect)."""
+
+    def __init__(self, vocab_size: int, dim: int, *, scale: float | None = None) -> None:
+        super().__init__(vocab_size, dim)
+        self.scale = scale
+
+    def bind(self, place: Placement) -> None:
+        """Allocate this rank's rows."""
+        self.hold(place)
+        self.first = self.tp.rank * self.rows
+        self.factor = None if self.scale is None else float(torch.tensor(self.scale, dtype=place.dtype))
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """token_ids [tokens] -> [tokens, dim]."""
         if self.tp.size == 1:
-            x = embedding(token_ids, self.weight)
+            x = self.quant.look_up(token_ids, self.weights)
         else:
             local = token_ids - self.first
-            mine = (local >= 0) & (local < len(self.weight))
-            x = self.tp.all_reduce(self.weight[local.where(mine, 0)] * mine.unsqueeze(-1))
+            mine = (local >= 0) & (local < self.rows)
+            x = self.quant.look_up(local.where(mine, 0), self.weights) * mine.unsqueeze(-1)
+            x = self.tp.all_reduce(x)
         return x if self.factor is None else x * self.factor
 
 
-class LMHead(Layer):
+class LMHead(Table):
     """Hidden states -> logits over the whole vocabulary; with `tied_to`, through the embedding's own tensor."""
 
     def __init__(self, vocab_size: int, dim: int, *, tied_to: Embedding | None = None) -> None:
-        super().__init__()
-        self.vocab_size, self.dim = vocab_size, dim
+        super().__init__(vocab_size, dim)
         self.tied = (tied_to,)  # a tuple, so that the embedding does not become a child of the head
 
     def bind(self, place: Placement) -> None:
         """Allocate this rank's rows, unless they are the embedding's."""
-        self.tp, self.logits = place.tp, place.kernels.use(logits)
-        (tied,) = self.tied
-        rows = place.tp.share(self.vocab_size, "the vocabulary size")
-        self.weight = place.empty(rows, self.dim) if tied is None else tied.weight
+        self.tp = place.tp
+        if self.tied[0] is None:
+            self.hold(place)
+
+    @property
+    def table(self) -> Table:
+        """Whose matrix it is."""
+        return self.tied[0] or self
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The rows, as the format holds them."""
+        return self.table.weights["weight"]
 
     def sources(self) -> list[Source]:
         """The weight, unless it is the embedding's."""
-        if self.tied[0] is not None:
-            return []
-        shard = (self.tp.rank, self.tp.size)
-        return [
-            Source(self.stored(f"{self.path}.weight"), self.weight, axis=0 if self.tp.size > 1 else None, shard=shard)
-        ]
+        return super().sources() if self.tied[0] is None else []
 
     def unread(self) -> set[str]:
         """A tied checkpoint may hold the tensor a second time."""
         return set() if self.tied[0] is None else {self.stored(f"{self.path}.weight")}
 
+    def resident_bytes(self) -> int:
+        """See `Layer`."""
+        return super().resident_bytes() if self.tied[0] is None else 0
+
+    def after_load(self) -> None:
+        """Let the format repack what is not the embedding's."""
+        if self.tied[0] is None:
+            super().after_load()
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, dim] -> float32 [rows, vocabulary]."""
-        return self.tp.all_gather(self.logits(x, self.weight))
+        table = self.table
+        return self.tp.all_gather(table.quant.logits(x, table.weights))

@@ -66,16 +66,9 @@ def fuse(model: nn.Module, kernels: Kernels) -> FusedModel:
 
     A model that cannot be traced runs as it is, and `lines` says why.
     """
-    try:
-        graph = LayerTracer().trace(model)
-    except UNTRACEABLE as error:
-        reason = f"{type(error).__name__}: {error}"
-        return FusedModel(model, {}, [f"nothing is fused, {type(model).__name__} cannot be traced: {reason}"])
-    for node in list(graph.nodes):
-        if node.op == "call_module":
-            _take_apart(graph, node, model.get_submodule(str(node.target)))
-        elif node.op == "get_attr":
-            _read_at_call(graph, node, model)
+    graph = trace_calls(model)
+    if isinstance(graph, str):
+        return FusedModel(model, {}, [f"nothing is fused, {graph}"])
     counts, lines = dict[str, int](), []
     for rule in RULES:
         answers = [answer for node in list(graph.nodes) if (answer := rule.apply(graph, node, kernels)) is not None]
@@ -90,6 +83,20 @@ def fuse(model: nn.Module, kernels: Kernels) -> FusedModel:
     graph.lint()
     forward = GraphModule(nn.Module(), graph, "FusedModel").forward
     return FusedModel(forward, counts, lines, None if isinstance(last_rows, str) else last_rows)
+
+
+def trace_calls(model: nn.Module) -> Graph | str:
+    """The smallest calls of the layers of a bound model, in order; or why it cannot be traced. See `fuse` for threads."""
+    try:
+        graph = LayerTracer().trace(model)
+    except UNTRACEABLE as error:
+        return f"{type(model).__name__} cannot be traced: {type(error).__name__}: {error}"
+    for node in list(graph.nodes):
+        if node.op == "call_module":
+            _take_apart(graph, node, model.get_submodule(str(node.target)))
+        elif node.op == "get_attr":
+            _read_at_call(graph, node, model)
+    return graph
 
 
 def _take_apart(graph: Graph, node: Node, layer: nn.Module) -> None:

@@ -80,7 +80,7 @@ def _row_wise(node: Node) -> Node:
     return node
 
 
-def _whole(*items: Any) -> Node | None:
+def whole(*items: Any) -> Node | None:
     """The call whose results, all of them and in order, are `items`, each used once."""
     source = items[0].args[0] if isinstance(items[0], Node) and items[0].target is getitem else None
     for index, item in enumerate(items):
@@ -97,7 +97,7 @@ def _join_rope_write_kv(graph: Graph, node: Node, kernels: Kernels) -> bool | No
     if attention is None:
         return None
     q, k, v, batch = given(node)
-    turned = _whole(q, k)
+    turned = whole(q, k)
     rope = caller(turned, Rope.forward)
     if turned is None or rope is None or given(turned)[2] is not batch:
         return False
@@ -105,7 +105,7 @@ def _join_rope_write_kv(graph: Graph, node: Node, kernels: Kernels) -> bool | No
     norms = [caller(x, RMSNorm.normed) for x in heads]
     if all(norms) and norms[0].eps == norms[1].eps and all(len(x.users) == 1 for x in heads):
         heads = [x.args[0] for x in heads]
-    split = _whole(*heads, v)
+    split = whole(*heads, v)
     qkv = caller(split, QKVLinear.heads_of)
     if split is None or qkv is None:
         return False

@@ -54,6 +54,11 @@ class Placement:
         """The weight format of the layer at `path`."""
         return Unquantized(self.dtype, self.kernels) if self.quant_for is None else self.quant_for(path)
 
+    def table(self, path: str) -> QuantMethod:
+        """The same for an embedding or a head: plain unless the format holds those, too."""
+        quant = self.quant(path)
+        return quant if quant.holds_tables else Unquantized(self.dtype, self.kernels)
+
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """An unfilled tensor on this placement's device."""
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
@@ -85,6 +90,10 @@ class Layer(nn.Module):
     def unread(self) -> set[str]:
         """Checkpoint names that may be present and are left unread on purpose, such as the copy of a tied weight."""
         return set()
+
+    def resident_bytes(self) -> int:
+        """Bytes that this rank's tensors take once `after_load` is over; those of another layer do not count."""
+        return sum(source.target.nbytes for source in self.sources())
 
     def after_load(self) -> None:
         """Repack what was loaded; called once, after every source was copied."""

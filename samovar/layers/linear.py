@@ -29,7 +29,7 @@ class Linear(Layer):
 
     def bind(self, place: Placement) -> None:
         """Allocate this rank's part of every tensor of the format."""
-        self.tp, self.quant = place.tp, place.quant(self.path)
+        self.tp, self.quant = place.tp, place.quant(self.path).of_parts(self._weight_names())
         self.shards = [self.shard_of(rows, place) for rows in self.parts.values()]
         self.rows = [rows // count for rows, (_, count) in zip(self.parts.values(), self.shards, strict=True)]
         self.specs = list(self.quant.tensors)
@@ -43,8 +43,18 @@ class Linear(Layer):
         if self.split == "in":
             features["in"] = self.tp.share(self.in_features, f"the input width of {self.path}")
         self.num_inputs, self.compute_dtype = features["in"], place.dtype
-        self.weights = {spec.name: place.empty(*spec.shape(features), dtype=spec.dtype) for spec in self.specs}
+        self.weights = self.quant.allocate(self.specs, features, self.rows, place.empty)
         self.bias = self.weights.get("bias")
+
+    def _weight_names(self) -> list[str]:
+        """What the checkpoint calls the weights that are joined here."""
+        fused = self.stored_fused and len(self.parts) > 1
+        return [self.stored(f"{prefix}.weight") for prefix in ([self.path] if fused else self._prefixes())]
+
+    def _prefixes(self) -> list[str]:
+        """Our name of each checkpoint linear that is joined here."""
+        parent = self.path.rpartition(".")[0]
+        return [".".join(filter(None, (parent, name))) if name else self.path for name in self.parts]
 
     def shard_of(self, rows: int, place: Placement) -> tuple[int, int]:
         """Which of how many equal pieces of a part with `rows` output features this rank holds."""
@@ -57,16 +67,10 @@ class Linear(Layer):
         """One copy per part and stored tensor, or few pieces of the fused tensor."""
         if self.stored_fused and len(self.parts) > 1:
             return [source for spec in self.specs for source in self._fused_sources(spec)]
-        parent, row, copies = self.path.rpartition(".")[0], 0, []
-        for part, (name, rows, shard) in enumerate(zip(self.parts, self.rows, self.shards, strict=True)):
-            prefix = ".".join(filter(None, (parent, name))) if name else self.path
+        row, copies = 0, []
+        for part, (prefix, rows, shard) in enumerate(zip(self._prefixes(), self.rows, self.shards, strict=True)):
             for spec in self.specs:
-                target = self.weights[spec.name]
-                for index, dim in enumerate(spec.dims):
-                    if dim.axis == "out":
-                        target = target.narrow(index, row // dim.per, rows // dim.per)
-                    elif dim.axis == "part":
-                        target = target.narrow(index, part, 1)
+                target = self.quant.part_of(self.weights, spec, part, row, rows)
                 axis = spec.index_of(self.split) if self.split is not None else None
                 pieces = (self.tp.rank, self.tp.size) if self.split == "in" else shard
                 whole = axis is None or pieces[1] == 1
@@ -91,6 +95,10 @@ class Linear(Layer):
                 copies.append(Source(name, view, axis, (start // unit + piece, total // unit)))
             first, row = first + features, row + rows
         return copies
+
+    def resident_bytes(self) -> int:
+        """See `Layer`."""
+        return self.quant.resident_bytes(self.weights, self.rows)
 
     def after_load(self) -> None:
         """Let the format repack its tensors."""

@@ -5,57 +5,18 @@ It never sees tensor parallelism, fused parts, q/k/v heads, experts or file name
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
+from torch.nn.functional import embedding
 
-from samovar.errors import ConfigError
-from samovar.kernels.gelu_mul import gelu_mul
-from samovar.kernels.op import Kernels, Op
+from samovar.kernels.logits import logits
+from samovar.kernels.op import Kernels
 from samovar.kernels.rms_norm import rms_norm
-from samovar.kernels.silu_mul import silu_mul
+from samovar.quant.specs import GATED, Activation, Dim, FeatureAxis, TensorSpec
 
-Activation = Literal["silu", "gelu"]
-
-GATED: dict[Activation, Op[[torch.Tensor], torch.Tensor]] = {"silu": silu_mul, "gelu": gelu_mul}
-"""Gated activations by the name that `norm_gated_multiply` takes: the op on [tokens, gate then up]."""
-
-FeatureAxis = Literal["out", "in", "part"]
-
-
-@dataclass(frozen=True, slots=True)
-class Dim:
-    """One axis of a stored tensor: an entry for every `per` features of the Linear's `axis`.
-
-    `part` counts the checkpoint tensors that a fused Linear joins (one scale per tensor, for instance).
-    """
-
-    axis: FeatureAxis
-    per: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """One tensor that a format stores for a Linear; `name` is the suffix of its checkpoint name."""
-
-    name: str
-    dtype: torch.dtype
-    dims: tuple[Dim, ...] = (Dim("out"), Dim("in"))
-
-    def shape(self, features: dict[FeatureAxis, int]) -> tuple[int, ...]:
-        """Shape on a rank that holds `features`; raises `ConfigError` if the packing does not divide."""
-        for dim in self.dims:
-            if features[dim.axis] % dim.per:
-                raise ConfigError(
-                    f"{self.name!r} packs {dim.per} {dim.axis} features per entry, but this rank holds "
-                    f"{features[dim.axis]}: use a --tensor-parallel-size that leaves a multiple of {dim.per}"
-                )
-        return tuple(features[dim.axis] // dim.per for dim in self.dims)
-
-    def index_of(self, axis: FeatureAxis) -> int | None:
-        """Which axis of the stored tensor runs along `axis`; None if it has no such axis."""
-        return next((i for i, dim in enumerate(self.dims) if dim.axis == axis), None)
+__all__ = ["GATED", "Activation", "Dim", "FeatureAxis", "QuantMethod", "TensorSpec"]
 
 
 class QuantMethod:
@@ -66,9 +27,41 @@ class QuantMethod:
     """
 
     tensors: tuple[TensorSpec, ...]
+    holds_tables: ClassVar[bool] = False
+    """Also for embeddings and heads; where not, those are plain."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
+
+    def of_parts(self, names: Sequence[str]) -> QuantMethod:
+        """The format of one layer, which joins the checkpoint's linears `names` (each the name of its weight)."""
+        return self
+
+    def allocate(
+        self,
+        specs: Sequence[TensorSpec],
+        features: dict[FeatureAxis, int],
+        part_rows: Sequence[int],
+        empty: Callable[..., torch.Tensor],
+    ) -> dict[str, torch.Tensor]:
+        """Unfilled memory for `specs`, on a rank that holds `features`, of which each part has `part_rows` outputs."""
+        return {spec.name: empty(*spec.shape(features), dtype=spec.dtype) for spec in specs}
+
+    def part_of(
+        self, weights: dict[str, torch.Tensor], spec: TensorSpec, part: int, first_row: int, rows: int
+    ) -> torch.Tensor:
+        """Where `spec` of one part is, which has the outputs from `first_row` on: a view of what was allocated."""
+        target = weights[spec.name]
+        for index, dim in enumerate(spec.dims):
+            if dim.axis == "out":
+                target = target.narrow(index, first_row // dim.per, rows // dim.per)
+            elif dim.axis == "part":
+                target = target.narrow(index, part, 1)
+        return target
+
+    def resident_bytes(self, weights: dict[str, torch.Tensor], part_rows: Sequence[int]) -> int:
+        """What `weights`, as allocated, will take once `after_load` is over."""
+        return sum(tensor.nbytes for tensor in weights.values())
 
     def multiply(
         self, x: torch.Tensor, weights: dict[str, torch.Tensor], bias: torch.Tensor | None = None
@@ -109,6 +102,14 @@ class QuantMethod:
         """activation(gate) * up -> [tokens, out / 2], where `norm_multiply` gives gate then up; `activation` is a key
         of `GATED`."""
         return self.kernels.use(GATED[activation])(self.norm_multiply(x, norm_weight, eps, weights, bias))
+
+    def look_up(self, token_ids: torch.Tensor, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Rows [tokens, in] of the stored weight, for formats that hold tables."""
+        return embedding(token_ids, weights["weight"])
+
+    def logits(self, x: torch.Tensor, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        """`multiply` without a bias in float32, for formats that hold tables."""
+        return self.kernels.use(logits)(x, weights["weight"])
 
     def after_load(self, weights: dict[str, torch.Tensor], part_rows: list[int]) -> dict[str, torch.Tensor]:
         """Repack what was loaded for the kernel; the default keeps the checkpoint's layout.

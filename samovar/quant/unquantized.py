@@ -6,6 +6,7 @@ import torch
 
 from samovar.kernels.linear import linear
 from samovar.kernels.linear_add import linear_add
+from samovar.kernels.logits import logits
 from samovar.kernels.norm_gated_linear import norm_gated_linear
 from samovar.kernels.norm_linear import norm_linear
 from samovar.kernels.op import Kernels
@@ -20,6 +21,7 @@ class Unquantized(QuantMethod):
         self.tensors = (TensorSpec("weight", dtype),)
         self.linear, self.linear_add = kernels.use(linear), kernels.use(linear_add)
         self.norm_linear, self.norm_gated_linear = kernels.use(norm_linear), kernels.use(norm_gated_linear)
+        self.head = kernels.use(logits)
 
     def multiply(
         self, x: torch.Tensor, weights: dict[str, torch.Tensor], bias: torch.Tensor | None = None
@@ -59,3 +61,7 @@ class Unquantized(QuantMethod):
     ) -> torch.Tensor:
         """activation(gate) * up of norm(x) W^T + b."""
         return self.norm_gated_linear(x, norm_weight, eps, weights["weight"], activation, bias)
+
+    def logits(self, x: torch.Tensor, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        """x W^T in float32."""
+        return self.head(x, weights["weight"])

@@ -136,6 +136,10 @@ class SamplingState:
         asks = self.has_rules[slots] | self.has_penalties[slots] | self.has_mask[slots]
         return not (asks | (self.num_logprobs[slots] >= 0)).any()
 
+    def is_greedy(self, slots: Ids) -> bool:
+        """Whether all these rows want is the most likely token."""
+        return self.is_plain(slots) and not self._table["scale"][slots].any()
+
     def _set_numbers(self, slot: int, params: SamplingParams, key: int) -> None:
         vocab = self.vocab_size
         top_k = params.top_k if 0 < params.top_k < vocab else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -191,13 +191,16 @@ def sharded_shape(name: str, shape: tuple[int, ...], axis: int | None, shard: Sh
     return (*shape[:axis], shape[axis] // count, *shape[axis + 1 :])
 
 
-def open_checkpoint(description: ModelDescription) -> Checkpoint:
-    """The tensors of a described checkpoint; headers are read and checked again, no weights yet."""
+def open_checkpoint(description: ModelDescription, *, blocks: Container[str] = ()) -> Checkpoint:
+    """The tensors of a described checkpoint; headers are read and checked again, no weights yet.
+
+    `blocks` names tensors of a GGUF file that are wanted as they are stored.
+    """
     from samovar.weights.gguf import GGUFCheckpoint
     from samovar.weights.safetensors import SafetensorsCheckpoint
 
     if description.format == "gguf":
-        return GGUFCheckpoint(description.path)
+        return GGUFCheckpoint(description.path, blocks=blocks)
     if description.format == "safetensors":
         return SafetensorsCheckpoint(description.path)
     raise CheckpointError(f"{description.path}: load_format is dummy, there are no weights to open")

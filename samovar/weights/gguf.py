@@ -1,10 +1,12 @@
 """GGUFCheckpoint: the tensors of a GGUF file under Hugging Face names and in that layout, dequantized on the way.
 
 Block formats are dequantized a few rows at a time, straight into the target; there is never a float32 copy of a weight.
+Tensors that are wanted as blocks are given as they are stored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
 
 import torch
@@ -21,10 +23,14 @@ _INTEGERS = ("I8", "I16", "I32", "I64")
 
 
 class GGUFCheckpoint(Checkpoint):
-    """One GGUF model, in one file or several parts."""
+    """One GGUF model, in one file or several parts.
 
-    def __init__(self, path: Path) -> None:
+    The tensors named in `blocks` are uint8 [rows, blocks, bytes of a block], all others numbers.
+    """
+
+    def __init__(self, path: Path, *, blocks: Container[str] = ()) -> None:
         super().__init__(path)
+        self._blocks = blocks
         header = read_gguf_header(path)
         self.architecture = str(header.metadata.get("general.architecture"))
         self._head_dim: int = hf_config(header)["head_dim"]
@@ -40,11 +46,22 @@ class GGUFCheckpoint(Checkpoint):
             if name in self._entries:
                 raise CheckpointError(f"{path}: {tensor.name!r} and {self._entries[name].name!r} are both {name!r}")
             self._entries[name] = tensor
-        self.tensors = {name: self._info(tensor) for name, tensor in self._entries.items()}
+        self.tensors = {name: self._info(name, tensor) for name, tensor in self._entries.items()}
 
-    def _info(self, tensor: GGUFTensor) -> TensorInfo:
+    def _info(self, name: str, tensor: GGUFTensor) -> TensorInfo:
+        place, kind = (tensor.file.name, tensor.offset), tensor.type
+        if name in self._blocks:
+            shape = (*tensor.shape[:-1], tensor.shape[-1] // kind.block_size, kind.block_bytes)
+            return TensorInfo(shape, kind.name, tensor.nbytes, torch.uint8, place)
         dtype = _PLAIN.get(tensor.type.name, torch.float32)
-        return TensorInfo(tensor.shape, tensor.type.name, tensor.nbytes, dtype, (tensor.file.name, tensor.offset))
+        return TensorInfo(tensor.shape, kind.name, tensor.nbytes, dtype, place)
+
+    def equal(self, first: str, second: str) -> bool:
+        """See `Checkpoint`. Blocks of two formats may hold the same values."""
+        if torch.uint8 not in (self.tensors[first].dtype, self.tensors[second].dtype):
+            return super().equal(first, second)
+        with GGUFCheckpoint(self.path) as numbers:
+            return numbers.equal(first, second)
 
     def _rows_at_once(self, name: str, shape: tuple[int, ...]) -> int:
         rows = super()._rows_at_once(name, shape)
@@ -58,7 +75,7 @@ class GGUFCheckpoint(Checkpoint):
         count = target.shape[0]
         if change == "interleaved" and (first % self._head_dim or count % self._head_dim):
             raise CheckpointError(f"{name}: rows {first} to {first + count} are not whole heads of {self._head_dim}")
-        rows = self._dequantized(entry, first, count)
+        rows = self._stored(entry, first, count) if name in self._blocks else self._dequantized(entry, first, count)
         if change == "interleaved":
             half = self._head_dim // 2
             halves = torch.unflatten(rows, 0, (-1, half, 2)).transpose(1, 2)
@@ -67,6 +84,13 @@ class GGUFCheckpoint(Checkpoint):
             target.copy_(rows.sub_(1))
         else:
             target.copy_(rows)
+
+    def _stored(self, entry: GGUFTensor, first: int, count: int) -> torch.Tensor:
+        """Rows as they are stored, uint8 [count, blocks, bytes]."""
+        num_blocks, block_bytes = entry.shape[-1] // entry.type.block_size, entry.type.block_bytes
+        rows = torch.empty(count, num_blocks, block_bytes, dtype=torch.uint8)
+        self._read_bytes(entry.file, entry.offset + first * num_blocks * block_bytes, rows.view(-1))
+        return rows
 
     def _dequantized(self, entry: GGUFTensor, first: int, count: int) -> torch.Tensor:
         """Entries `first` to `first + count` along axis 0, as float32 [count, ...]."""

@@ -15,6 +15,7 @@ from samovar.core.step import PlainTokens, SampledTokens, ScheduledSequence, Sch
 from samovar.hardware.memory import LOGITS_BYTES, SAMPLING_BYTES, rows_at_once
 from samovar.layers.batch import ForwardBatch
 from samovar.sample.logprobs import token_logprobs
+from samovar.sample.pipeline import SampleRows
 from samovar.sample.sampler import NOT_FINITE, SampledRows, Sampler
 from samovar.sample.state import SamplingState
 from samovar.worker.pending import FinishedStep
@@ -57,10 +58,8 @@ class ModelRunner:
         refused = self._slots.change(step)
         self._state.mask(step.masks)
         self._copy_blocks(step.block_copies)
-        built = self._builder.build(step)
-        result = StepResult(step_id=step.step_id, failed={**built.failed, **refused})
-        if built.sequences:
-            self._compute(built, result)
+        result = StepResult(step_id=step.step_id, failed=refused)
+        self._execute(step, result)
         result.seconds = time.perf_counter() - began
         return FinishedStep(result)
 
@@ -70,6 +69,13 @@ class ModelRunner:
 
     def synchronize(self) -> None:
         """Nothing runs here after `launch`."""
+
+    def _execute(self, step: ScheduledStep, result: StepResult) -> None:
+        """Build and compute a step; sequences that could not be started are in `result.failed` already."""
+        built = self._builder.build(step)
+        result.failed = {**built.failed, **result.failed}
+        if built.sequences:
+            self._compute(built, result)
 
     def _compute(self, built: BuiltStep, result: StepResult) -> None:
         """Compute a step; where memory runs out, its halves one after the other, down to the one that cannot be had.
@@ -100,12 +106,16 @@ class ModelRunner:
             slot_mapping=built.slot_mapping,
             plans=self._plan(built.spans),
         )
-        hidden = self._model(batch)
+        self._report_hidden(built, result, self._model(batch))
+
+    def _report_hidden(self, built: BuiltStep, result: StepResult, hidden: torch.Tensor) -> None:
+        """Prompt logprobs and samples from the hidden states of all rows."""
         for index, sequence in enumerate(built.sequences):
             if sequence.num_prompt_logprobs:
                 self._add_prompt_logprobs(result, sequence, hidden[int(built.first_rows[index]) :])
         if len(built.sampling.slots):
-            self._sample(result, built, hidden[built.sample_rows])
+            wanted = hidden[built.sample_rows]
+            self._sample(result, built.sampling, lambda part: self._model.logits(wanted[part]))
 
     def _add_prompt_logprobs(self, result: StepResult, sequence: ScheduledSequence, hidden: torch.Tensor) -> None:
         """Entries for the first rows of this chunk."""
@@ -123,11 +133,12 @@ class ModelRunner:
             entries += token_logprobs(logits, chosen, counts)
         result.prompt_logprobs[slot] = entries
 
-    def _sample(self, result: StepResult, built: BuiltStep, hidden: torch.Tensor) -> None:
-        rows, slots = built.sampling, built.sampling.slots
+    def _sample(self, result: StepResult, rows: SampleRows, logits_of: Callable[[slice], torch.Tensor]) -> None:
+        """Sample `rows`; `logits_of` gives some of their logits."""
+        slots = rows.slots
         parts: list[SampledRows] = []
         for first in range(0, len(slots), self._logits_rows):
-            logits = self._model.logits(hidden[first : first + self._logits_rows])
+            logits = logits_of(slice(first, first + self._logits_rows))
             for offset in range(0, len(logits), self._sampling_rows):
                 chunk = logits[offset : offset + self._sampling_rows]
                 at = np.arange(first + offset, first + offset + len(chunk))

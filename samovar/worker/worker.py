@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Protocol
 
@@ -9,6 +10,7 @@ import torch
 
 from samovar.attention.choose import AttentionRoute, choose
 from samovar.attention.cudnn import CudnnAttention
+from samovar.attention.native import NativeAttention
 from samovar.cache.kv_cache import KVCache
 from samovar.config.description import ModelDescription
 from samovar.config.engine import EngineConfig
@@ -24,9 +26,11 @@ from samovar.hardware.memory import (
     MemoryPlan,
     ModelShape,
     decode_buckets,
+    logits_rows,
     num_seqs,
     plan_memory,
     rows_at_once,
+    step_tokens,
 )
 from samovar.hardware.stream import CudaStream, DeviceStream
 from samovar.kernels.decode_inputs import decode_inputs
@@ -35,9 +39,11 @@ from samovar.kernels.sample_tokens import sample_tokens
 from samovar.layers.attention import attach, attention_layers
 from samovar.layers.fuse import FusedModel, fuse
 from samovar.layers.layer import Placement, bind
+from samovar.layers.lower import CannotLower
 from samovar.models.decoder import DecoderLM
 from samovar.models.registry import build
 from samovar.parallel.mesh import Axis
+from samovar.quant.base import QuantMethod
 from samovar.quant.select import select
 from samovar.sample.state import SamplingState
 from samovar.weights.checkpoint import open_checkpoint
@@ -50,6 +56,10 @@ from samovar.worker.device_builder import DeviceStepBuilder
 from samovar.worker.device_runner import DeviceModel, DeviceRunner
 from samovar.worker.graphs import DecodeGraphs
 from samovar.worker.model_runner import ModelRunner
+from samovar.worker.native_inputs import StepInputs
+from samovar.worker.native_model import Lowered, NativeModel
+from samovar.worker.native_runner import NativeRunner
+from samovar.worker.native_support import NativeSupport, find_support
 from samovar.worker.products import run_products
 from samovar.worker.profile import Profile
 from samovar.worker.slots import Slots
@@ -57,6 +67,8 @@ from samovar.worker.step_builder import StepBuilder
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Names that a resolved configuration may hold."""
+CACHE_DTYPES = {**DTYPES, "fp8_e4m3": torch.float8_e4m3fn, "int8": torch.int8}
+"""The same for cached keys and values."""
 FIXED = "triton_fixed"
 """The implementation that an op has for --deterministic, if its others depend on the batch."""
 
@@ -83,17 +95,29 @@ class Worker:
         if config.model.dtype == "auto":
             raise ConfigError("dtype is still 'auto': a worker takes a resolved configuration (config.resolve)")
         self.config, self.description, self.facts = config, description, facts
-        device.set_threads(config.device.threads or facts.num_threads)
-        self.dtype = DTYPES[config.model.dtype]
+        num_threads = config.device.threads or facts.num_threads
+        device.set_threads(num_threads)
+        weight_dtype = DTYPES[config.model.dtype]
         cache_dtype = config.cache.kv_cache_dtype
-        self.cache_dtype = self.dtype if cache_dtype == "auto" else DTYPES[cache_dtype]
+        self.cache_dtype = weight_dtype if cache_dtype == "auto" else CACHE_DTYPES[cache_dtype]
+        support = find_support(facts, num_threads)
+        self.native: NativeSupport | None = None if isinstance(support, str) else support
+        """The CPU library, if it is there: activations are float32 then, whatever the weights are."""
+        self.dtype = weight_dtype if self.native is None else torch.float32
         self.device = torch.device(facts.kind)
         target = Target(facts.kind, facts.architecture, self.dtype, config.device.deterministic)
         self.kernels = Kernels(target, self.device, config.device.kernel)
+        self._quant_for = self._formats(weight_dtype)
         self.model: DecoderLM = build(description.architecture, description.config)
         bind(self.model, self._place(torch.device("meta"), config.model.max_model_len))
-        self.weight_bytes = sum(s.target.nbytes for layer in layers_of(self.model) for s in layer.sources())
-        """Bytes of every tensor that is filled from the checkpoint; shared (tied) ones count once."""
+        self.weight_bytes = sum(layer.resident_bytes() for layer in layers_of(self.model))
+        """Bytes of every tensor that is filled from the checkpoint, as it lies in memory; shared (tied) ones count once."""
+        self._lowered = self._lower(support)
+        if isinstance(self._lowered, str) and self.cache_dtype.itemsize == 1:
+            raise ConfigError(
+                f"--kv-cache-dtype {cache_dtype} needs a model that runs as a whole step in one call, and this one does "
+                f"not ({self._lowered}): use --kv-cache-dtype auto"
+            )
         self._specs = self.model.cache_specs()
         self.attention: AttentionRoute = choose(self.model.attention_specs(), facts, config.device)
         self.memory_plan: MemoryPlan = plan_memory(self._shape(), facts, config)
@@ -153,7 +177,8 @@ class Worker:
             if self.description.format == "dummy" or self.config.model.load_format == "dummy":
                 fill_dummy(self.model, self.config.model.seed, progress=progress)
             else:
-                with open_checkpoint(self.description) as checkpoint:
+                blocks = () if self.native is None else self.native.block_names
+                with open_checkpoint(self.description, blocks=blocks) as checkpoint:
                     load_weights(self.model, checkpoint, progress=progress)
         self._has_weights = True
 
@@ -254,7 +279,21 @@ class Worker:
     def routes(self) -> list[str]:
         """Which implementation serves each op and each kind of attention, and why; then what is fused, once it is."""
         fused = [] if self._fused is None else self._fused.lines
-        return [*(str(route) for _, route in sorted(self.kernels.routes.items())), *self.attention.lines, *fused]
+        routes = [*(str(route) for _, route in sorted(self.kernels.routes.items())), *self.attention.lines, *fused]
+        return routes if self.facts.kind != "cpu" else [*self._native_lines(), *routes]
+
+    def _native_lines(self) -> list[str]:
+        """What the CPU library does for this model, or what is lost without it."""
+        native, lowered = self.native, self._lowered
+        if native is None:
+            return [f"model step: torch, layer by layer, several times slower: {lowered}"]
+        how = f"native ({native.isa}, {native.num_threads} threads)"
+        if isinstance(lowered, str):
+            return [f"model step: {how}, layer by layer: {lowered}", *native.lines(self.model)]
+        return [
+            f"model step: {how}, whole step in one call: {lowered.num_instructions} instructions",
+            *native.lines(self.model),
+        ]
 
     def memory_reading(self) -> tuple[int, int]:
         """(in use now, at most so far) in bytes, as the system sees it."""
@@ -262,7 +301,6 @@ class Worker:
 
     def _place(self, where: torch.device, max_model_len: int | None) -> Placement:
         length = max_model_len if max_model_len is not None and max_model_len > 0 else None
-        stored = self.description.config
         return Placement(
             dtype=self.dtype,
             device=where,
@@ -270,14 +308,30 @@ class Worker:
             cache_dtype=self.cache_dtype,
             tp=Axis(),
             max_model_len=length,
-            quant_for=select(
-                stored.get("quantization_config") or stored.get("compression_config"), self.dtype, self.kernels
-            ),
+            quant_for=self._quant_for,
         )
+
+    def _formats(self, dtype: torch.dtype) -> Callable[[str], QuantMethod]:
+        """The format of a layer's weights by its path; `dtype` is that of plain ones."""
+        config = self.description.config
+        stored = config.get("quantization_config") or config.get("compression_config")
+        plain = None if self.native is None else self.native.quant(self.description, dtype, self.kernels)
+        return select(stored, dtype, self.kernels, plain=plain)
+
+    def _lower(self, support: NativeSupport | str) -> Lowered | str:
+        """The programs of whole steps, or why layers run one by one."""
+        if isinstance(support, str):
+            return support
+        if self.config.device.enforce_eager:
+            return "--enforce-eager"
+        try:
+            return Lowered(self.model)
+        except CannotLower as error:
+            return str(error)
 
     def _shape(self) -> ModelShape:
         """The exact sizes of the bound model."""
-        c = self.model.config
+        c, lowered = self.model.config, self._lowered
         return ModelShape(
             weight_bytes=self.weight_bytes,
             vocab_size=c.vocab_size,
@@ -288,15 +342,22 @@ class Worker:
             max_position_embeddings=self.description.max_position_embeddings or c.max_position_embeddings,
             element_bytes=self.dtype.itemsize,
             cache_specs=tuple(self._specs),
-            reads_pages=all(backend.captures for backend in self.attention.backends),
+            reads_pages=all(
+                backend.captures or backend.name == NativeAttention.name for backend in self.attention.backends
+            ),
             gathers_chunks=any(backend.name == CudnnAttention.name for backend in self.attention.backends),
+            columns=None if isinstance(lowered, str) else lowered.columns,
             keeps_scores=any(spec.softcap is not None or spec.has_sinks for spec in self.model.attention_specs()),
         )
 
     def _drop_runner(self) -> None:
         """Let go of the cache, the per-slot buffers and the graphs, of which the last replay may still be under way."""
         self.synchronize()
+        if isinstance(self._runner, NativeRunner):
+            self._runner.close()
         self._runner = None
+        if self.native is not None:
+            self.native.close()
         for layer in attention_layers(self.model):
             layer.cache = (torch.empty(0), torch.empty(0))
         if self._stream is not None:
@@ -317,26 +378,34 @@ class Worker:
         )
         if stream is not None:
             return self._device_runner(stream, state, tables, cache)
-        builder = StepBuilder(tables, state.last_sampled, vocab_size=self.vocab_size)
         slots = Slots(state, tables.free, self.vocab_size)
-        return ModelRunner(self.model, builder, state, slots, plan=self.attention.plan, copy_blocks=cache.copy_blocks)
+        if self.native is None or isinstance(self._lowered, str):
+            builder, plan = StepBuilder(tables, state.last_sampled, vocab_size=self.vocab_size), self.attention.plan
+            return ModelRunner(self.model, builder, state, slots, plan=plan, copy_blocks=cache.copy_blocks)
+        max_tokens = step_tokens(self.config, self.max_model_len)
+        native = NativeModel(
+            self._lowered,
+            self.native.team(),
+            StepInputs(max_tokens, num_slots, block_size),
+            max_tokens=max_tokens,
+            logits_rows=logits_rows(self.vocab_size, self.config, self.facts.kind),
+        )
+        return NativeRunner(self.model, native, tables, state, slots, copy_blocks=cache.copy_blocks)
 
     def _device_runner(
         self, stream: DeviceStream, state: SamplingState, tables: BlockTables, cache: KVCache
     ) -> DeviceRunner:
         """With the fused model, and graphs unless `enforce_eager`."""
-        kernels, scheduler, lines = self.kernels, self.config.scheduler, dict(self.memory_plan.lines)
+        kernels, lines = self.kernels, dict(self.memory_plan.lines)
         graphs = None
         if not self.config.device.enforce_eager:
             stream.reserve(lines.get("graph pool", 0))
             graphs = DecodeGraphs(stream, lines.get("graphs", 0) // GRAPH_BYTES)
-        # Without chunks a prompt is one step.
-        whole = 0 if scheduler.enable_chunked_prefill else self.max_model_len
         builder = DeviceStepBuilder(
             stream,
             tables,
             state.last_sampled,
-            max_tokens=max(scheduler.max_num_batched_tokens or DEFAULT_STEP_TOKENS, num_seqs(self.config), whole),
+            max_tokens=step_tokens(self.config, self.max_model_len),
             vocab_size=self.vocab_size,
             gathers=not all(backend.captures for backend in self.attention.backends),
         )

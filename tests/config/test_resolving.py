@@ -89,6 +89,9 @@ def test_dtype(facts: DeviceFacts, asked: str, dtype: str) -> None:
 
 
 def test_bfloat16_checkpoint_on_gpus() -> None:
+    kernels = dataclasses.replace(LAPTOP, has_kernels=True)
+    assert settled(kernels)["dtype"] == "bfloat16", "what weights take; they are computed with in float32"
+    assert settled(kernels, kv_cache_dtype="int8")["kv_cache_dtype"] == "int8"
     model = dataclasses.replace(MODEL, config={"dtype": "bfloat16"})
     assert settled(GPU, model)["dtype"] == "bfloat16"
     assert settled(OLD_GPU, model)["dtype"] == "float16"
@@ -140,6 +143,10 @@ BROKEN: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "no_remote_code": ({"trust_remote_code": True}, ("--trust-remote-code",)),
     "one_device": ({"tensor_parallel_size": 2}, ("--tensor-parallel-size 2",)),
     "format_from_checkpoint": ({"quantization": "awq"}, ("--quantization awq",)),
+    "small_cache_needs_kernels": (
+        {"kv_cache_dtype": "int8"},
+        ("--kv-cache-dtype int8", "CPU kernels", "--kv-cache-dtype auto"),
+    ),
     "no_determinism_on_cpu": ({"deterministic": True}, ("--deterministic",)),
     "one_memory_budget": (
         {"memory": "0.5", "gpu_memory_utilization": 0.5},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from samovar.attention.base import AttentionBackend, AttentionCall, AttentionSpec, Spans
 from samovar.attention.choose import choose
+from samovar.attention.native import NativeAttention
 from samovar.attention.reference import ReferenceAttention
 from samovar.attention.torch_sdpa import GATHERED_TOKENS, TILE, TorchSdpaAttention, batches_of_similar_length, tile_mask
 from samovar.attention.triton import TritonAttention
@@ -16,9 +18,14 @@ from samovar.config.groups import DeviceConfig
 from samovar.core.cache_spec import CacheSpec
 from samovar.core.device_facts import DeviceFacts
 from samovar.errors import ConfigError
+from samovar.native.facts import with_kernels
 
 CPU = DeviceFacts(kind="cpu", name="cpu", architecture="", total_bytes=1, available_bytes=1, num_threads=1)
-OTHERS = [TorchSdpaAttention]
+HAS_KERNELS = with_kernels(CPU).has_kernels
+OTHERS = [
+    TorchSdpaAttention,
+    pytest.param(NativeAttention, marks=pytest.mark.skipif(not HAS_KERNELS, reason="the CPU kernels are not built")),
+]
 """The backends for CPUs; those for GPUs have tests of their own."""
 
 
@@ -57,7 +64,7 @@ def check(
         torch.testing.assert_close(got, expected, atol=tolerance, rtol=10 * tolerance)
 
 
-@pytest.mark.parametrize("backend", OTHERS, ids=lambda backend: str(backend.name))
+@pytest.mark.parametrize("backend", OTHERS, ids=("torch_sdpa", "native"))
 @pytest.mark.parametrize("seed", range(40))
 def test_random_steps_match_the_reference(backend: type[AttentionBackend], seed: int) -> None:
     """Chunks, decodes and drafts in any mix; windows, caps and sinks in any combination; NaN in every foreign slot."""
@@ -75,7 +82,7 @@ def test_random_steps_match_the_reference(backend: type[AttentionBackend], seed:
     check(backend(), step, AttentionCall(rng.choice([0.25, 0.4]), rng.choice([None, None, 1, 3, 17]), cap), sinks)
 
 
-@pytest.mark.parametrize("backend", OTHERS, ids=lambda backend: str(backend.name))
+@pytest.mark.parametrize("backend", OTHERS, ids=("torch_sdpa", "native"))
 @pytest.mark.parametrize("window", [None, 37, TILE + 9])
 @pytest.mark.parametrize("cap", [None, 4.0])
 def test_long_chunks_with_and_without_history_match(
@@ -87,20 +94,21 @@ def test_long_chunks_with_and_without_history_match(
     check(backend(), random_step(random.Random(1), sizes, 16, (4, 2), 16), AttentionCall(0.25, window, cap), None)
 
 
-@pytest.mark.parametrize("backend", OTHERS, ids=lambda backend: str(backend.name))
+@pytest.mark.parametrize("backend", OTHERS, ids=("torch_sdpa", "native"))
 def test_short_and_long_sequences_decode_together(backend: type[AttentionBackend]) -> None:
     torch.manual_seed(0)
     sizes = [(1, total) for total in (1, 8000, 3, 64, 65, 900, 1000, 1, 130)]
     check(backend(), random_step(random.Random(2), sizes, 16, (4, 2), 8), AttentionCall(0.35), None)
 
 
-@pytest.mark.parametrize("backend", OTHERS, ids=lambda backend: str(backend.name))
+@pytest.mark.parametrize("backend", OTHERS, ids=("torch_sdpa", "native"))
 def test_16_bit_queries_and_caches(backend: type[AttentionBackend]) -> None:
     torch.manual_seed(0)
     spans, q, cache = random_step(random.Random(3), [(1, 40), (7, 30), (1, 9)], 4, (4, 2), 16)
     for q_type, cache_type in ((torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16)):
         step = spans, q.to(q_type), (cache[0].to(cache_type), cache[1].to(cache_type))
-        check(backend(), step, AttentionCall(0.25), None, 2e-6 if q_type == torch.float32 else 1.6e-2)
+        is_exact = q_type == torch.float32 and backend is not NativeAttention  # which may multiply in bfloat16
+        check(backend(), step, AttentionCall(0.25), None, 2e-6 if is_exact else 1.6e-2)
 
 
 def test_padding_stays_bounded_whatever_the_lengths() -> None:
@@ -140,16 +148,32 @@ def spec(window: int | None = None, **fields: object) -> AttentionSpec:
 def test_choice_is_made_per_kind_and_says_why() -> None:
     route = choose([spec(), spec(8), spec()], CPU, DeviceConfig())
     assert [backend.name for backend in route.backends] == ["torch_sdpa"] and route.groups == (0, 0, 0)
+    said = (
+        "cudnn: for CUDA GPUs · triton: for CUDA GPUs · native: the CPU kernels are not built · torch_sdpa: chosen · "
+        "reference: accepts"
+    )
     assert route.lines == (
-        "attention full, 4/2 heads of 16: cudnn: for CUDA GPUs · triton: for CUDA GPUs · torch_sdpa: chosen · reference: accepts",
-        "attention window 8, 4/2 heads of 16: cudnn: for CUDA GPUs · triton: for CUDA GPUs · torch_sdpa: chosen · reference: accepts",
+        f"attention full, 4/2 heads of 16: {said}",
+        f"attention window 8, 4/2 heads of 16: {said}",
     )
     named = choose([spec(softcap=5.0)], CPU, DeviceConfig(attention_backend="reference"))
     assert named.backends[0].name == "reference"
 
 
+def test_the_library_is_preferred_where_it_serves_a_layer() -> None:
+    facts = dataclasses.replace(CPU, has_kernels=True)
+    odd = AttentionSpec(CacheSpec("full", 2, 20, 4), 4)
+    scaled = AttentionSpec(CacheSpec("full", 2, 16, 1, scale_bytes=4), 4)
+    route = choose([spec(), odd, spec(8)], facts, DeviceConfig())
+    assert [backend.name for backend in route.backends] == ["native", "torch_sdpa"] and route.groups == (0, 1, 0)
+    assert "native: head dim 20 is not a multiple of 8 up to 256" in route.lines[1]
+    assert NativeAttention().accepts(scaled, facts) == "an int8 cache is for whole steps"
+
+
 def test_an_unusable_choice_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="no such backend; there are auto, cudnn, triton, torch_sdpa, reference"):
+    with pytest.raises(
+        ConfigError, match="no such backend; there are auto, cudnn, triton, native, torch_sdpa, reference"
+    ):
         choose([spec()], CPU, DeviceConfig(attention_backend="flash"))
     gpu = DeviceFacts(kind="cuda", name="", architecture="sm_90", total_bytes=1, available_bytes=1, num_threads=1)
     with pytest.raises(ConfigError, match="torch_sdpa: made for CPUs; use --attention-backend auto"):
@@ -163,7 +187,7 @@ def test_gpus_take_the_best_or_what_is_named(monkeypatch: pytest.MonkeyPatch) ->
     gpu = DeviceFacts(kind="cuda", name="", architecture="sm_90", total_bytes=1, available_bytes=1, num_threads=1)
     route = choose([spec()], gpu, DeviceConfig(deterministic=True))
     (backend,) = route.backends
-    assert "triton: chosen · torch_sdpa: made for CPUs" in route.lines[0]
+    assert "triton: chosen · native: made for CPUs · torch_sdpa: made for CPUs" in route.lines[0]
     assert isinstance(backend, TritonAttention) and backend.is_deterministic
     half = AttentionSpec(CacheSpec("full", 2, 64, 2), 4)
     route = choose([half, spec(8), half], gpu, DeviceConfig())

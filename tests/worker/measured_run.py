@@ -6,15 +6,15 @@ Prints two integers, bytes: the measured peak, and the plan with only those cach
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from pathlib import Path
 
+from samovar.config.description import ModelDescription
 from samovar.config.engine import EngineConfig
-from samovar.config.groups import ModelConfig, SchedulerConfig
+from samovar.config.groups import CacheConfig, ModelConfig, SchedulerConfig
 from samovar.core.sampling_params import SamplingParams
 from samovar.core.step import ScheduledSequence, ScheduledStep, SlotStart
 from samovar.hardware.device import probe
 from samovar.worker.worker import Worker
-from tests.worker.test_memory_plan import RAW, SMOL
 
 SLOTS, PROMPT = 128, 16
 PARAMS = SamplingParams(
@@ -22,13 +22,27 @@ PARAMS = SamplingParams(
 )
 
 
+SMOLLM2 = {
+    "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64, "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5, "rope_theta": 1e5, "hidden_act": "silu", "tie_word_embeddings": True,
+}  # fmt: skip
+
+
 def main() -> None:
-    raw = {**RAW, "rms_norm_eps": 1e-5, "rope_theta": 1e5, "hidden_act": "silu"}
+    described = ModelDescription(
+        path=Path("dummy"),
+        format="dummy",
+        architecture="LlamaForCausalLM",
+        config=SMOLLM2,
+        max_position_embeddings=8192,
+    )
     config = EngineConfig(
         model=ModelConfig(dtype="bfloat16", load_format="dummy", max_model_len=2048),
+        cache=CacheConfig(block_size=16),
         scheduler=SchedulerConfig(max_num_seqs=SLOTS, max_num_batched_tokens=2048),
     )
-    worker = Worker(config, replace(SMOL, config=raw), probe("cpu"))
+    worker = Worker(config, described, probe("cpu"))
     worker.load()
     starts = [
         SlotStart(slot, PARAMS, [random.randrange(49152) for _ in range(PROMPT)], PROMPT, [], slot)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +13,7 @@ from samovar.core.sampling_params import SamplingParams
 from samovar.hardware import memory
 from samovar.sample.sampler import NOT_FINITE
 from samovar.worker.worker import Worker
-from tests.worker.tiny_llama import BLOCK, VOCAB, Driver, Oracle, Run, prompt
+from tests.worker.tiny_llama import BLOCK, VOCAB, Driver, Oracle, Run, make_worker, no_library, prompt
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10)
 LENGTHS = (1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 17, 40, 63)
@@ -117,9 +120,16 @@ def test_bounded_slices_change_nothing(
     assert memory.rows_at_once(VOCAB, 1) == 1
 
 
+@pytest.fixture(scope="module")
+def worker_without_library(checkpoint: tuple[Path, Oracle]) -> Worker:
+    with no_library():
+        return make_worker(checkpoint[0])
+
+
 @pytest.fixture
-def poisoned(worker: Worker) -> int:
-    """A token whose embedding is NaN: whoever has it in the prompt fails."""
+def poisoned(worker_without_library: Worker) -> Iterator[int]:
+    """A token whose embedding is NaN: whoever has it in the prompt fails. Packed weights are in `test_native`."""
+    worker = worker_without_library
     weight = worker.model.model.embed_tokens.weight
     token = next(t for t in range(VOCAB) if all(t not in prompt(length, length) for length in LENGTHS))
     saved = weight[token].clone()
@@ -141,8 +151,11 @@ def poisoned(worker: Worker) -> int:
 
 
 @pytest.mark.parametrize("place", [0, 5, 8])
-def test_a_broken_sequence_fails_alone(driver: Driver, expected: list[list[int]], poisoned: int, place: int) -> None:
+def test_a_broken_sequence_fails_alone(
+    worker_without_library: Worker, expected: list[list[int]], poisoned: int, place: int
+) -> None:
     """NaN in one sequence is reported for it; its neighbours, and later users of its blocks, say what they always say."""
+    driver = Driver(worker_without_library)
     runs = greedy_runs()
     bad = Run(20, GREEDY, [*prompt(11, 0)[:place], poisoned, *prompt(11, 1)])
     driver.finish([*runs[:place], bad, *runs[place:]], chunk=9)

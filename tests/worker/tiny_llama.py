@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 
@@ -45,6 +48,14 @@ def save_checkpoint(folder: Path) -> Any:
                 parameter.mul_(0.12 / parameter.std())
     model.save_pretrained(folder)
     return model
+
+
+@contextmanager
+def no_library() -> Iterator[None]:
+    """Workers made meanwhile find no CPU library."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("samovar.worker.worker.find_support", lambda facts, num_threads: "left out by a test")
+        yield
 
 
 def make_worker(folder: Path, **cache: Any) -> Worker:
