@@ -32,10 +32,11 @@ uint64_t number_of(uint64_t word) { return word >> CHUNK_BITS; }
 constexpr auto SPIN = std::chrono::microseconds(40);
 constexpr int LOOKS_PER_CLOCK = 32;
 
-// When a team uses fewer threads than it has: threads were kept from their processors for SHARE of at least WINDOW.
+// When a team uses fewer threads than it has: threads were kept from their processors for SHARE of at least WINDOW. A busy
+// neighbour takes half; up to a fifth is what the process's own other threads take.
 constexpr auto WINDOW = std::chrono::milliseconds(12);
 constexpr auto HOLD = std::chrono::milliseconds(100);
-constexpr double SHARE = 0.2;
+constexpr double SHARE = 0.35;
 
 void pause() {
 #if defined(__x86_64__)
