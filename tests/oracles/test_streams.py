@@ -145,20 +145,19 @@ async def test_aborts_leave_nothing(served: AsyncLLM, count: int) -> None:
 async def test_abort_by_label(served: AsyncLLM) -> None:
     """`abort` ends what carries the label, with `finish_reason` abort, and nothing else."""
     params = SamplingParams(temperature=0.0, max_tokens=250, ignore_eos=True, output_kind=OutputKind.DELTA)
-    seen: list[RequestOutput] = []
+    begun = asyncio.Event()
 
     async def follow(label: str) -> str | None:
         last = None
         async for output in served.generate([9, 9], params, request_id=label):
-            seen.append(output)
+            begun.set()
             last = output
         assert last is not None
         return last.outputs[-1].finish_reason
 
     doomed = asyncio.create_task(follow("a"))
     other = asyncio.create_task(follow("b"))
-    while len(seen) < 10:
-        await asyncio.sleep(0.01)
+    await begun.wait()
     await served.abort("a")
     assert await doomed == "abort"
     assert await other == "length"
