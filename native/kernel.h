@@ -34,6 +34,12 @@ struct Worker {
 
 constexpr int MAX_PHASES = 4;
 
+struct Span {
+    const uint8_t* from;
+    int64_t bytes;
+};
+constexpr int MOST_SPANS = 4;
+
 struct Operation {
     // Chunks of a phase, a function of the call alone; 0: there is no such phase, nor a later one. Phases: 0 .. MAX_PHASES - 1.
     int (*chunks)(const Call&, int phase);
@@ -43,6 +49,9 @@ struct Operation {
     size_t (*thread_bytes)(const Call&);
     // Null, or why the call cannot be run (a constant text). Checked before anything runs.
     const char* (*refuse)(const Call&);
+    // Not null: chunks read memory one behind the other, so a thread takes them in a row, and only at the end from the rows of
+    // others. What thread `thread` will read, MOST_SPANS at most, so that it can be asked for while the thread waits.
+    int (*spans)(const Call&, int thread, Span* spans) = nullptr;
 };
 
 // What one compiled instruction set offers.

@@ -5,6 +5,7 @@
 // or the blocked products of many rows (wide.h). A short input is prepared by every thread for itself at its first chunk,
 // which is cheaper than waiting for each other; a long one by all together in a phase before.
 #include <algorithm>
+#include <new>
 
 #include "activations.h"
 #include "kernel.h"
@@ -20,6 +21,7 @@ constexpr int64_t OWN_VALUES = 8192;        // longest input that every thread p
 constexpr int64_t PREPARED_VALUES = 8192;   // input of one chunk of the phase that prepares it
 constexpr int64_t CHUNK_BYTES = 24576;      // least weight of one chunk, at one row
 constexpr int CHUNKS_PER_THREAD = 12;       // so that a thread that is late leaves little undone
+constexpr int CHUNKS_PER_SHARE = 8;         // the same where they become smaller
 constexpr int64_t ROW_BLOCK = 64;           // rows of a chunk that are multiplied without wide.h
 
 enum class Way { INT8, PLAIN, WIDE };
@@ -53,6 +55,11 @@ struct Plan {
     }
 
     bool has_way(Way way) const { return has[int(way)]; }
+
+    // Matrices whose chunks are counted: a gated pair is one.
+    int products() const { return gated ? 1 : count; }
+
+    bool in_shares() const { return !has_way(Way::WIDE) && rows <= ROW_BLOCK; }
 
     // Every thread prepares the input for itself; then there is one phase only.
     bool is_own() const { return !has_way(Way::WIDE) && rows * cols <= OWN_VALUES; }
@@ -98,6 +105,11 @@ struct Cut {
     int chunks() const { return int(across * down); }
 };
 
+// Work grows with the bytes to read and, beyond two rows, with the products.
+int64_t wanted_chunks(const Plan& plan, int64_t most) {
+    return std::clamp<int64_t>(plan.weight * std::max<int64_t>(1, plan.rows / 2) / CHUNK_BYTES, 1, most);
+}
+
 Cut cut_of(const Plan& plan, int n, int num_threads) {
     const SamovarMatrix& m = plan.matrices[n];
     const int panels = num_panels(m.rows);
@@ -107,10 +119,7 @@ Cut cut_of(const Plan& plan, int n, int num_threads) {
         cut.panels = split.panels;
         cut.rows = split.rows;
     } else {
-        // Work grows with the bytes to read and, beyond two rows, with the products.
-        const int64_t work = plan.weight * std::max<int64_t>(1, plan.rows / 2);
-        const int64_t most = int64_t(num_threads) * CHUNKS_PER_THREAD;
-        const int64_t wanted = std::clamp<int64_t>(work / CHUNK_BYTES, 1, most);
+        const int64_t wanted = wanted_chunks(plan, int64_t(num_threads) * CHUNKS_PER_THREAD);
         const int64_t panel_bytes = planes_of(m.format, plan.cols).bytes * (plan.gated ? 2 : 1);
         cut.panels = int(std::clamp<int64_t>(plan.weight / (wanted * panel_bytes), 1, panels));
         cut.rows = ROW_BLOCK;
@@ -119,6 +128,26 @@ Cut cut_of(const Plan& plan, int n, int num_threads) {
     cut.down = (plan.rows + cut.rows - 1) / cut.rows;
     return cut;
 }
+
+// Few rows: the panels of all matrices stand in a row, of which every thread has a share. Chunks become smaller towards the end
+// of a share, so that threads have little left when the first of them is done.
+struct Shares {
+    int64_t panels = 0, shares, each;
+
+    Shares(const Plan& plan, int num_threads) {
+        for (int n = 0; n < plan.products(); n++) panels += num_panels(plan.matrices[n].rows);
+        const int64_t wanted = wanted_chunks(plan, int64_t(num_threads) * CHUNKS_PER_SHARE);
+        shares = std::min<int64_t>({num_threads, wanted, panels});
+        each = std::min(wanted, panels) / shares;
+    }
+
+    int64_t chunks() const { return shares * each; }
+    // The first panel of a chunk; of the one behind the last, the number of panels.
+    int begin(int64_t chunk) const {
+        const int64_t share = chunk / each, n = chunk % each, first = panels * share / shares, end = panels * (share + 1) / shares;
+        return int(first + (end - first) * n * (2 * each + 1 - n) / (each * (each + 1)));
+    }
+};
 
 // ---------------------------------------------------------------------------------------------- what follows a product
 
@@ -228,7 +257,28 @@ void multiply_small(const Call& call, const Plan& plan, int n, const Block& bloc
         }
 }
 
-void multiply_chunk(const Call& call, const Plan& plan, int chunk, const uint8_t* prepared, uint8_t* scratch) {
+// What a thread works out at its first chunk of a phase and keeps in its scratch.
+struct Own {
+    Plan plan;
+    Shares shares;
+
+    explicit Own(const Call& call) : plan(call), shares(plan, call.num_threads) {}
+};
+constexpr size_t OWN_BYTES = (sizeof(Own) + 63) / 64 * 64;
+
+void multiply_share(const Call& call, const Own& own, int chunk, const uint8_t* prepared) {
+    int first = own.shares.begin(chunk), end = own.shares.begin(chunk + 1);
+    for (int n = 0; n < own.plan.products() && end > 0; n++) {
+        const int panels = num_panels(own.plan.matrices[n].rows);
+        if (first < panels) multiply_small(call, own.plan, n, {std::max(first, 0), std::min(end, panels), 0, own.plan.rows}, prepared);
+        first -= panels;
+        end -= panels;
+    }
+}
+
+void multiply_chunk(const Call& call, const Own& own, int chunk, const uint8_t* prepared, uint8_t* scratch) {
+    const Plan& plan = own.plan;
+    if (plan.in_shares()) return multiply_share(call, own, chunk, prepared);
     int n = 0;
     Cut cut = cut_of(plan, n, call.num_threads);
     while (chunk >= cut.chunks()) {
@@ -252,22 +302,25 @@ int count_chunks(const Call& call, int phase) {
     const bool prepares = phase == 0 && !plan.is_own();
     if (prepares) return int((plan.rows + prepared_rows(plan) - 1) / prepared_rows(plan));
     if (phase > (plan.is_own() ? 0 : 1)) return 0;
+    if (plan.in_shares()) return int(Shares(plan, call.num_threads).chunks());
     int chunks = 0;
-    for (int n = 0; n < (plan.gated ? 1 : plan.count); n++) chunks += cut_of(plan, n, call.num_threads).chunks();
+    for (int n = 0; n < plan.products(); n++) chunks += cut_of(plan, n, call.num_threads).chunks();
     return chunks;
 }
 
 void run(const Call& call, int phase, int chunk, Worker& worker) {
-    const Plan plan(call);
+    if (worker.is_first) new (worker.scratch) Own(call);
+    const Own& own = *reinterpret_cast<const Own*>(worker.scratch);
+    const Plan& plan = own.plan;
+    uint8_t* scratch = worker.scratch + OWN_BYTES;
     if (plan.is_own()) {
         if (worker.is_first)
-            for (int64_t row = 0; row < plan.rows; row++) prepare_row(call, plan, row, worker.scratch, nullptr);
-        return multiply_chunk(call, plan, chunk, worker.scratch, nullptr);
+            for (int64_t row = 0; row < plan.rows; row++) prepare_row(call, plan, row, scratch, nullptr);
+        return multiply_chunk(call, own, chunk, scratch, nullptr);
     }
-    if (phase == 1) return multiply_chunk(call, plan, chunk, call.shared, worker.scratch);
+    if (phase == 1) return multiply_chunk(call, own, chunk, call.shared, scratch);
     const int64_t first = chunk * prepared_rows(plan), end = std::min(first + prepared_rows(plan), plan.rows);
-    for (int64_t row = first; row < end; row++)
-        prepare_row(call, plan, row, call.shared, reinterpret_cast<float*>(worker.scratch));
+    for (int64_t row = first; row < end; row++) prepare_row(call, plan, row, call.shared, reinterpret_cast<float*>(scratch));
 }
 
 size_t shared_bytes(const Call& call) {
@@ -277,11 +330,30 @@ size_t shared_bytes(const Call& call) {
 
 size_t thread_bytes(const Call& call) {
     const Plan plan(call);
-    if (plan.is_own()) return plan.prepared_bytes();
+    if (plan.is_own()) return OWN_BYTES + plan.prepared_bytes();
     size_t bytes = plan.norm ? plan.cols * sizeof(float) : 0;
     for (int n = 0; n < plan.count; n++)
         if (plan.way(n) == Way::WIDE) bytes = std::max(bytes, wide_thread_bytes(plan.matrices[n], plan.gated));
-    return bytes;
+    return OWN_BYTES + bytes;
+}
+
+// The share of a thread in the weights.
+int find_spans(const Call& call, int thread, Span* spans) {
+    const Plan plan(call);
+    if (!plan.in_shares()) return 0;
+    const Shares shares(plan, call.num_threads);
+    if (thread >= shares.shares) return 0;
+    int first = shares.begin(thread * shares.each), end = shares.begin((thread + 1) * shares.each), count = 0;
+    for (int n = 0; n < plan.products(); n++) {
+        const int panels = num_panels(plan.matrices[n].rows), from = std::max(first, 0), until = std::min(end, panels);
+        for (int i = n; i < (plan.gated ? 2 : n + 1) && from < until && count < MOST_SPANS; i++) {
+            const int64_t bytes = planes_of(plan.matrices[i].format, plan.cols).bytes;
+            spans[count++] = {static_cast<const uint8_t*>(plan.matrices[i].data) + from * bytes, (until - from) * bytes};
+        }
+        first -= panels;
+        end -= panels;
+    }
+    return count;
 }
 
 const char* refuse(const Call& call) {
@@ -304,7 +376,7 @@ const char* refuse(const Call& call) {
 }  // namespace
 
 extern const Operation linear_operation, gated_linear_operation;
-const Operation linear_operation = {count_chunks, run, shared_bytes, thread_bytes, refuse};
+const Operation linear_operation = {count_chunks, run, shared_bytes, thread_bytes, refuse, find_spans};
 const Operation gated_linear_operation = linear_operation;
 
 void enter_thread();

@@ -60,9 +60,15 @@ bool Program::prepare(char* error, size_t error_size) {
             if (chunks > MOST_CHUNKS)
                 return refuse(error, error_size, "instruction %d (%s): %lld chunks of work, at most %lld are possible", n,
                               NAMES[op], (long long)chunks, (long long)MOST_CHUNKS);
-            phases.push_back({n, phase, chunks});
+            phases.push_back({n, phase, chunks, operation.spans != nullptr});
         }
     }
+    int64_t next = -1;
+    for (int round = 0; round < 2; round++)
+        for (int64_t n = int64_t(phases.size()) - 1; n >= 0; n--) {
+            phases[n].next_stream = next;
+            if (phases[n].is_stream) next = n;
+        }
     return true;
 }
 

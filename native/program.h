@@ -11,6 +11,8 @@ struct Phase {
     int instruction;
     int phase;
     int64_t chunks;
+    bool is_stream;              // its operation has spans
+    int64_t next_stream = -1;    // the next phase that is one, the first one behind the last; -1: none
 };
 
 // One run: instructions, this step's numbers, and what they ask for.
@@ -30,6 +32,11 @@ struct Program {
     const Operation& operation(int n) const { return table->operations[instructions[n].op]; }
     void run(const Phase& phase, int64_t chunk, Worker& worker) const {
         operation(phase.instruction).run(call(phase.instruction), phase.phase, int(chunk), worker);
+    }
+
+    // What a thread reads in a phase that is a stream.
+    int spans(const Phase& phase, int thread, Span* spans) const {
+        return operation(phase.instruction).spans(call(phase.instruction), thread, spans);
     }
 
     // Fills `phases` and the sizes; false, and why in `error`, if an instruction cannot run.

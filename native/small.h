@@ -52,15 +52,39 @@ SAMOVAR_INLINE IntPart total_of(const CodePart* quads, const uint8_t* low, const
     return dot_half<bits>(first, quads + 4, line.codes + 16);
 }
 
+// How far ahead memory is asked for codes: into the second-level cache, then into the first. The processor does so by itself
+// only within a page of 4 KB, and never across the end of a plane.
+constexpr int64_t CODES_FAR = 16384, CODES_NEAR = 1024;
+
+// Bytes of a group of a panel, all its planes.
+template <int FORMAT>
+constexpr int group_bytes() {
+    constexpr Layout layout = layout_of(FORMAT);
+    const int halves = layout.half ? 32 * layout.half / (layout.half_columns / SAMOVAR_GROUP) : 0;
+    return 64 * (layout.low_bits + layout.high_bits) + 16 * layout.sub + halves;
+}
+
+// Asks for as many bytes as a group has, from `next` on and on behind it; the first part of a panel does so for the others.
+template <int FORMAT>
+SAMOVAR_INLINE void ask_ahead(const uint8_t*& next, int at) {
+    if (at > 0) return;
+    for (int i = 0; i < group_bytes<FORMAT>(); i += 64) {
+        __builtin_prefetch(next + CODES_FAR + i, 0, 2);
+        __builtin_prefetch(next + CODES_NEAR + i, 0, 3);
+    }
+    next += group_bytes<FORMAT>();
+}
+
 // Formats whose scales are float16 numbers of 32 columns, and I8. `at`: the first row of the part within the panel.
 template <int FORMAT, int ROWS>
 SAMOVAR_INLINE void multiply_flat(const Panel& panel, int at, float* out) {
     constexpr Layout layout = layout_of(FORMAT);
     constexpr bool sixteenfold = is_sixteenfold<FORMAT, ROWS>();
-    const uint8_t *low = panel.data + 4 * at, *high = low + panel.planes.high;
+    const uint8_t *low = panel.data + 4 * at, *high = low + panel.planes.high, *next = panel.data;
     const uint8_t* half = panel.data + panel.planes.half + 2 * at;
     Part totals[ROWS] = {}, minima[ROWS] = {};
     for (int g = 0; g < panel.groups; g++) {
+        ask_ahead<FORMAT>(next, at);
         CodePart quads[8];
         if constexpr (!sixteenfold) take_codes<FORMAT>(low, high, quads);
         Part scale = {}, minimum = {};
@@ -116,12 +140,13 @@ SAMOVAR_INLINE void multiply_super(const Panel& panel, int at, float* out) {
     constexpr Layout layout = layout_of(FORMAT);
     constexpr int offset = code_offset(FORMAT), bits = value_bits(FORMAT), groups = SUPER_BLOCK / SAMOVAR_GROUP;
     constexpr bool sixteenfold = is_sixteenfold<FORMAT, ROWS>(), has_minimum = layout.half == 2;
-    const uint8_t *low = panel.data + 4 * at, *high = low + panel.planes.high;
+    const uint8_t *low = panel.data + 4 * at, *high = low + panel.planes.high, *next = panel.data;
     const uint8_t *sub = panel.data + panel.planes.sub + at, *half = panel.data + panel.planes.half + 2 * at;
     Part totals[ROWS] = {}, minima[ROWS] = {};
     for (int first = 0; first < panel.groups; first += groups) {
         Part block[ROWS] = {}, block_minima[ROWS] = {};
         for (int g = first; g < first + groups; g++) {
+            ask_ahead<FORMAT>(next, at);
             CodePart quads[8];
             if constexpr (!sixteenfold) take_codes<FORMAT>(low, high, quads);
             const ByteScales s = scales_of<FORMAT>(sub);

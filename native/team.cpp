@@ -32,6 +32,10 @@ uint64_t number_of(uint64_t word) { return word >> CHUNK_BITS; }
 constexpr auto SPIN = std::chrono::microseconds(40);
 constexpr int LOOKS_PER_CLOCK = 32;
 
+// Of what it reads next a waiting thread asks for AHEAD_BYTES at most, which leaves room in a second-level cache, and for
+// ASKED_AT_ONCE of every span between two looks.
+constexpr int64_t AHEAD_BYTES = 512 << 10, ASKED_AT_ONCE = 512;
+
 // When a team uses fewer threads than it has: threads were kept from their processors for SHARE of at least WINDOW. A busy
 // neighbour takes half; up to a fifth is what the process's own other threads take.
 constexpr auto WINDOW = std::chrono::milliseconds(12);
@@ -65,6 +69,14 @@ bool Scratch::reserve(size_t bytes) {
     memory_.reset(static_cast<uint8_t*>(std::aligned_alloc(4096, size)));
     size_ = memory_ ? size : 0;
     return memory_ != nullptr;
+}
+
+bool Ahead::ask() {
+    if (at >= end) return false;
+    for (const int64_t until = at + ASKED_AT_ONCE; at < until; at += 64)
+        for (int n = 0; n < count; n++)
+            if (at < spans[n].bytes) __builtin_prefetch(spans[n].from + at, 0, 2);
+    return true;
 }
 
 Team::Team(const Table& table, int num_threads, const int32_t* cpus)
@@ -118,6 +130,7 @@ void Team::stop() {
 // Opens phase `number`, whose chunk 0 is the opening thread's. Closed in between: nobody may see the number of an old phase
 // with the chunks of the new one.
 void Team::open(uint64_t number, int64_t chunks) {
+    for (int n = 0; n < program_.num_threads; n++) seats_[n].claims.store(0, std::memory_order_relaxed);
     turn_.store(number << CHUNK_BITS | CLOSED, std::memory_order_relaxed);
     num_chunks_.store(chunks, std::memory_order_release);
     turn_.store(number << CHUNK_BITS | 1, std::memory_order_seq_cst);
@@ -132,6 +145,29 @@ bool Team::take(uint64_t& word) {
     return false;
 }
 
+// Which chunk of a stream a thread does that has taken one: the next of its own row, or another row's last. There always is
+// one, for no more are taken than there are.
+int64_t Team::claim(Seat& seat, int64_t chunks) {
+    constexpr uint64_t FROM_BACK = uint64_t(1) << 32;
+    const int threads = program_.num_threads;
+    for (int n = 0;; n++) {
+        const int owner = (seat.worker.thread + n) % threads;
+        const int64_t first = chunks * owner / threads, end = chunks * (owner + 1) / threads;
+        const uint64_t before = seats_[owner].claims.fetch_add(n == 0 ? 1 : FROM_BACK, std::memory_order_relaxed);
+        const int64_t front = int64_t(before % FROM_BACK), back = int64_t(before / FROM_BACK);
+        if (front + back < end - first) return n == 0 ? first + front : end - 1 - back;
+    }
+}
+
+// While others are still at this phase, and so its program cannot go away: what this thread may ask for while it waits for them.
+void Team::look_ahead(Seat& seat, const Phase& phase) {
+    Ahead& ahead = seat.ahead;
+    ahead.count = program_.spans(program_.phases[size_t(phase.next_stream)], seat.worker.thread, ahead.spans);
+    ahead.at = ahead.end = 0;
+    for (int n = 0; n < ahead.count; n++) ahead.end = std::max(ahead.end, ahead.spans[n].bytes);
+    if (ahead.count > 0) ahead.end = std::min(ahead.end, AHEAD_BYTES / ahead.count);
+}
+
 // Runs chunk `chunk` of the run's phase `at` and all others of that phase that are left; and the next phases, as long as
 // this thread is the one that finishes them. `is_open`: the phase is open and the chunk was taken.
 void Team::work_from(Seat& seat, size_t at, int64_t chunk, bool is_open) {
@@ -141,12 +177,13 @@ void Team::work_from(Seat& seat, size_t at, int64_t chunk, bool is_open) {
         if (!is_open && phase.chunks > 1) open(first_number_ + at, phase.chunks);
         int64_t mine = 0;
         for (seat.worker.is_first = true; chunk < phase.chunks; seat.worker.is_first = false) {
-            program_.run(phase, chunk, seat.worker);
+            program_.run(phase, phase.is_stream && phase.chunks > 1 ? claim(seat, phase.chunks) : chunk, seat.worker);
             mine++;
             // The phase cannot end before this thread has said what it did, so the turn can be moved on blindly.
             chunk = phase.chunks == 1 ? 1 : chunk_of(turn_.fetch_add(1, std::memory_order_acq_rel));
         }
         if (phase.chunks == 1) continue;
+        if (phase.next_stream >= 0 && num_done_.load(std::memory_order_relaxed) + mine < phase.chunks) look_ahead(seat, phase);
         if (num_done_.fetch_add(mine, std::memory_order_acq_rel) + mine < phase.chunks) return;
         num_done_.store(0, std::memory_order_relaxed);
     }
@@ -183,7 +220,7 @@ void Team::sleep(Seat& seat, uint64_t seen) {
 
 // Between two looks at the turn, which was `seen` and had nothing to do.
 void Team::look_again(Seat& seat, uint64_t seen, Patience& patience) {
-    pause();
+    if (!seat.ahead.ask()) pause();
     if (++patience.looks % LOOKS_PER_CLOCK) return;
     const Clock::time_point now = Clock::now();
     if (patience.looks == LOOKS_PER_CLOCK) {

@@ -36,11 +36,23 @@ private:
     size_t size_ = 0;
 };
 
+// Memory that a thread asks for while it waits: what it reads when the next stream begins.
+struct Ahead {
+    Span spans[MOST_SPANS];
+    int count = 0;
+    int64_t at = 0, end = 0;   // bytes of each span that were asked for, and until where
+
+    // Asks for some more; false if there is no more.
+    bool ask();
+};
+
 // One thread of a team. Seat 0 is the caller's.
 struct alignas(64) Seat {
     std::atomic<uint32_t> asleep = 0;    // 1: waits until somebody makes it 0 and wakes it
     std::atomic<int> system_number = 0;  // of the thread, once it runs
+    std::atomic<uint64_t> claims = 0;    // of this thread's row of chunks: taken from the front, and (high half) from the back
     Worker worker = {};
+    Ahead ahead;
     Scratch scratch;
     std::thread thread;
 };
@@ -76,6 +88,8 @@ private:
     bool take(uint64_t& word);
     void work_from(Seat& seat, size_t at, int64_t chunk, bool is_open);
     void work_on(Seat& seat, uint64_t word);
+    int64_t claim(Seat& seat, int64_t chunks);
+    void look_ahead(Seat& seat, const Phase& phase);
     void open(uint64_t number, int64_t chunks);
     void look_again(Seat& seat, uint64_t seen, Patience& patience);
     void sleep(Seat& seat, uint64_t seen);
