@@ -19,7 +19,14 @@ def run(settings: Settings) -> int:
     check_request(engine)
     check_server(server)
     fetch(engine.model)
-    # The HTTP stack takes a quarter of a second to import: --help and wrong flags do not pay for it.
-    from samovar.server.run import serve
+    # Both take a while to import, the HTTP stack a third of a second: --help and wrong flags do not pay for it, and the
+    # engine does not wait for it.
+    from samovar.engine.child import EngineChild
 
-    return serve(engine, server)
+    child = EngineChild(engine, log_level=server.log_level.upper())
+    try:
+        from samovar.server.run import serve
+
+        return serve(engine, server, child=child)
+    finally:
+        child.end()

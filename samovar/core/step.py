@@ -73,6 +73,11 @@ class DecodeSequences(Sequence[ScheduledSequence]):
         self.slots, self.totals, self.token_ids, self.new_blocks = slots, totals, token_ids, new_blocks
         self._rows: list[ScheduledSequence] | None = None
 
+    def later(self, count: int) -> DecodeSequences:
+        """The same sequences `count` tokens on, each fed by what it sampled last; their blocks are there by then."""
+        size = len(self.slots)
+        return DecodeSequences(self.slots, [total + count for total in self.totals], [FED] * size, {})
+
     def rows(self) -> list[ScheduledSequence]:
         """All of them, made once."""
         if self._rows is None:
@@ -122,15 +127,18 @@ class ScheduledStep:
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     """(source, target) blocks to copy on the device before the step runs."""
     masks: TokenMasks | None = None
+    num_rounds: int = 1
+    """How many tokens each of `sequences`, which are `DecodeSequences` then, computes one after the other, every one but
+    the first fed by what the round before sampled. They give the first round; `new_blocks` have room for all."""
 
     @property
     def num_tokens(self) -> int:
-        return sum(s.num_new_tokens for s in self.sequences)
+        return self.num_rounds * sum(s.num_new_tokens for s in self.sequences)
 
 
 @dataclass(slots=True)
 class SampledTokens:
-    """Result of one sequence that sampled: one token, or several once drafts are verified."""
+    """Result of one sequence that sampled: one token, or one of each round up to the last that gave it one."""
 
     slot: int
     token_ids: list[int]

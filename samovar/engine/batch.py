@@ -100,14 +100,12 @@ def run_batch(
                 engine.add(request)
                 task = _Task(request, prompt, tokenizer, metrics.begin(request))
                 tasks[request.request_id] = running[request.request_id] = task
-            now = 0.0
-            while running:
-                interrupts.check()
+            outputs: list[SequenceOutput] = []
+            previous = now = 0.0
+
+            def take() -> None:
+                """Take in what the step before gave, while the next one runs."""
                 before = metrics.generation_tokens
-                outputs = engine.step()
-                if engine.is_stalled:
-                    time.sleep(STALL_SECONDS)
-                previous, now = now, time.monotonic()
                 for output in _take_bare(outputs, running, metrics, previous, now):
                     if (at := running.get(output.request_id)) is None:
                         continue
@@ -119,6 +117,13 @@ def run_batch(
                 metrics.take_snapshot(engine.stats())
                 if progress is not None:
                     progress.update(len(tasks) - len(running), metrics.generation_tokens - before)
+
+            while running:
+                interrupts.check()
+                outputs = engine.step(take)
+                if engine.is_stalled:
+                    time.sleep(STALL_SECONDS)
+                previous, now = now, time.monotonic()
         finally:
             for request_id, task in running.items():
                 engine.abort(request_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from samovar.config.description import ModelDescription
@@ -39,6 +40,18 @@ EngineBuilder: TypeAlias = Callable[[EngineConfig, OnPhase], tuple[Engine, Engin
 
 SIGN_SECONDS = 0.3
 """How often a phase that goes on is named again; well below the shortest `engine_timeout`."""
+
+
+SERVED_ROUNDS_SECONDS, BATCH_ROUNDS_SECONDS = 0.008, 0.1
+"""How long a CPU may compute one token after the other of the same sequences: where clients read along, and where not.
+Two such steps may be under way when somebody comes, so a client that comes or goes waits for up to twice as long."""
+
+
+def rounds_seconds(options: SchedulerOptions) -> float:
+    """`SchedulerOptions.rounds_seconds` of a worker on a CPU."""
+    if not options.step_time_target:
+        return BATCH_ROUNDS_SECONDS
+    return min(SERVED_ROUNDS_SECONDS, options.step_time_target)
 
 
 def signs_of_life(phase: str, on_phase: OnPhase) -> Callable[[int, int], None]:
@@ -112,6 +125,8 @@ def _assemble(
     # A length of -1 became a number in the memory plan.
     config = with_settings(resolved.config, max_model_len=worker.max_model_len)
     options = SchedulerOptions.from_config(config)
+    if worker.facts.kind == "cpu":
+        options = replace(options, rounds_seconds=rounds_seconds(options))
     identity = CacheIdentity(
         model=str(worker.description.path), weights_version="1", kv_dtype=config.cache.kv_cache_dtype
     )

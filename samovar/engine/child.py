@@ -123,6 +123,13 @@ class EngineChild:
                 logger.error("engine process %d does not die", self.pid)
         self.release()
 
+    def end(self) -> None:
+        """Kill the process if it still runs and nobody awaits it; nothing after `destroy`."""
+        if not self._socket.closed:
+            self._process.kill()
+            self._process.wait()
+            self.release()
+
     def release(self) -> None:
         """Close what this side holds; the child, should it still run, ends at the closed pipe."""
         if self._process.stdin is not None:

@@ -101,12 +101,17 @@ class Engine:
         """
         self._scheduler.abort(request_id, index)
 
-    def step(self) -> list[SequenceOutput]:
-        """Launch what can be launched, then wait for the oldest launched step and return its news."""
+    def step(self, meanwhile: Callable[[], None] | None = None) -> list[SequenceOutput]:
+        """Launch what can be launched, then wait for the oldest launched step and return its news.
+
+        `meanwhile` is called between the two, while the device works: the place for what can be done about earlier news.
+        """
         news, self._news = self._news, []
         if not self.standby.is_paused:
             news += self._scheduler.let_in()
             self._launch()
+        if meanwhile is not None:
+            meanwhile()
         self._stalled = not self._launched
         if self._stalled:
             self._last_read = None

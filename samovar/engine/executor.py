@@ -18,6 +18,7 @@ WORKER_CALLS = frozenset(
         "memory_reading",
         "start_profile",
         "stop_profile",
+        "watch_logits",
     }
 )
 """Methods of a worker, besides its steps."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from samovar.config.description import ModelDescription
 from samovar.config.engine import EngineConfig, with_settings
 from samovar.config.resolve import NO_STEP_TIME_TARGET
+from samovar.core.collector import collector_paused
 from samovar.core.outputs import EngineInfo
 from samovar.core.request import Request
 from samovar.core.sampling_params import OutputKind, SamplingParams
@@ -27,6 +28,9 @@ from samovar.errors import ConfigError, ConflictError, ValidationError
 from samovar.text.dialogue import Dialogue
 from samovar.text.messages import ContentFormat
 from samovar.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from samovar.worker.model_runner import LogitsWatch
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +68,8 @@ class LLM:
         """What the checkpoint says about itself."""
         # Before the weights: a tokenizer or a template that cannot be read is known at once.
         text = load_text(config, self.description, chat_template=chat_template)
-        self._engine, info = build_engine(config, once_each(_log_phase), self.description, tokenizer=text.tokenizer)
+        with collector_paused():
+            self._engine, info = build_engine(config, once_each(_log_phase), self.description, tokenizer=text.tokenizer)
         while self._engine.prepare():
             pass  # A batch has no idle moments in which that could be done.
         self.info: EngineInfo = info
@@ -208,6 +213,14 @@ class LLM:
     def stop_profile(self) -> None:
         """Write the trace."""
         logger.info("profile written to %s", self._call("stop_profile"))
+
+    def watch_logits(self, watch: LogitsWatch | None) -> None:
+        """Have `watch(position, logits)` see the float32 logits [rows, vocab] of prompts whose logprobs are asked for, from
+        a position of the prompt on; None ends it. It is called while `generate` runs, in any pieces, and again for rows
+        that had to be computed again; prompts are told apart by giving one at a time. What it raises fails the prompt."""
+        with self._lock:
+            self._require_awake()
+            self._engine.executor.call("watch_logits", watch)
 
     # --- the end
 

@@ -49,13 +49,14 @@ class EngineLoop:
     """Owns one engine and serves one channel until `Shutdown` arrives.
 
     Messages are read between steps, so an abort is honoured before the next step is scheduled. An idle loop blocks in
-    `receive`, once the engine has nothing left to prepare.
+    `receive`, once the engine has nothing left to prepare. The news of a step are sent while the next one runs.
     """
 
     def __init__(self, engine: Engine, channel: Channel) -> None:
         self._engine = engine
         self._channel = channel
-        self._refused: list[SequenceOutput] = []
+        self._news: list[SequenceOutput] = []
+        self._has_news = False
         self._can_prepare = True
         self._calls: list[Call] = []
         self._last_sign = 0.0
@@ -67,17 +68,27 @@ class EngineLoop:
             messages = self._channel.receive(self._patience())
             for message in messages:
                 if isinstance(message, Shutdown):
+                    self._tell()
                     return
                 self._apply(message)
             self._answer_calls()
-            outputs, stepped = self._refused, self._engine.has_work
-            self._refused = []
-            if stepped:
-                outputs = outputs + self._engine.step()
-            if not (outputs or stepped or messages):
-                self._can_prepare = self._engine.prepare()
-            else:
-                self._channel.send(Outputs(outputs=outputs, stats=self._engine.stats()))
+            engine = self._engine
+            if engine.has_work:
+                outputs = engine.step(self._tell)
+                self._news, self._has_news = outputs, True
+                if engine.has_work and not engine.is_stalled:
+                    continue
+            elif not (self._news or messages):
+                self._can_prepare = engine.prepare()
+                continue
+            self._has_news = True
+            self._tell()
+
+    def _tell(self) -> None:
+        """Send what there is to tell."""
+        if self._has_news:
+            news, self._news, self._has_news = self._news, [], False
+            self._channel.send(Outputs(outputs=news, stats=self._engine.stats()))
 
     def _patience(self) -> float | None:
         if not self._engine.has_work:
@@ -107,7 +118,8 @@ class EngineLoop:
             self._refuse(request, str(error))
 
     def _refuse(self, request: Request, error: str, refused: str | None = None) -> None:
-        self._refused += [
+        self._has_news = True
+        self._news += [
             SequenceOutput(
                 request.request_id, index, [], finish_reason=FinishReason.ERROR, error=error, refused=refused
             )
@@ -116,6 +128,9 @@ class EngineLoop:
 
     def _answer_calls(self) -> None:
         """Answer the calls that need not wait for live requests any more."""
+        if not self._calls:
+            return
+        self._tell()
         waiting = []
         for call in self._calls:
             result = self._answer(call)

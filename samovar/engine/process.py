@@ -21,6 +21,7 @@ import msgspec
 import zmq
 
 from samovar.config.engine import EngineConfig
+from samovar.core.collector import collector_paused
 from samovar.core.messages import EngineMessage, Failed, FrontEndMessage, Ready, Starting, decode_front_end, encode
 from samovar.engine.build import EngineBuilder, build_engine
 from samovar.engine.loop import EngineLoop
@@ -110,7 +111,8 @@ def _read_exactly(count: int) -> bytes:
 def serve(config: EngineConfig, channel: SocketChannel, build: EngineBuilder) -> int:
     """Build the engine, say it is ready, and run it; returns the exit status."""
     try:
-        engine, info = build(config, lambda phase: channel.send(Starting(phase)))
+        with collector_paused():
+            engine, info = build(config, lambda phase: channel.send(Starting(phase)))
         # What start-up made stays for good: the collector need not look at it again, and pauses stay short.
         gc.collect()
         gc.freeze()

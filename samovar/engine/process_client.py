@@ -43,7 +43,7 @@ class ProcessEngineClient:
     Call `start` first, on the event loop that will use the client. `engine_timeout` is how many seconds the engine may
     go without finishing a step while requests are live, or without a sign of progress while it starts. `on_phase` hears
     each phase of every start as it begins. `entry` is the
-    module run as the engine process.
+    module run as the engine process. `first` is a process for the same configuration that was started already.
     """
 
     def __init__(
@@ -55,8 +55,10 @@ class ProcessEngineClient:
         on_phase: Callable[[str], None] | None = None,
         log_level: str = "INFO",
         entry: str = ENTRY,
+        first: EngineChild | None = None,
     ) -> None:
         self._config = config
+        self._prepared = first
         self._engine_timeout = engine_timeout
         self._restart = restart
         self._on_phase = on_phase
@@ -144,7 +146,8 @@ class ProcessEngineClient:
         if self._first_start is not None and not self._first_start.done():
             self._first_start.set_exception(EngineDeadError(_SHUT_DOWN))
             self._first_start.exception()  # Seen: nobody may be waiting any more.
-        child, self._child = self._child, None
+        child, self._child = self._child or self._prepared, None
+        self._prepared = None
         if child is not None:
             if was_ready and not child.is_stopped:
                 child.send(Shutdown())
@@ -190,7 +193,10 @@ class ProcessEngineClient:
         """One process, from start to reaped; returns why it ended, and the error it reported itself."""
         try:
             self._phase, self._last_sign = "starting the process", asyncio.get_running_loop().time()
-            child = self._child = EngineChild(self._config, entry=self._entry, log_level=self._log_level)
+            child, self._prepared = self._prepared, None
+            if child is None:
+                child = EngineChild(self._config, entry=self._entry, log_level=self._log_level)
+            self._child = child
         except OSError as error:
             return f"the engine process could not be started: {error}", None
         reason, reported = await self._run(child)

@@ -26,11 +26,13 @@ def startup_report(
     room = (memory_plan.num_blocks - 1) * block_size
     sizes = [(name, _mib(size)) for name, size in memory_plan.lines]
     sizes += [("total", _mib(memory_plan.total_bytes)), ("may be used", _mib(memory_plan.budget_bytes))]
+    capacities = " · ".join(f"{kind} {tokens:,}" for kind, tokens in memory_plan.capacities)
     return "\n".join(
         [
             f"memory plan of {description.path.name} ({description.architecture}) on {facts.name}:",
             *_columns(sizes),
             f"  ({memory_plan.explanation}; room for {room:,} tokens, longest sequence {memory_plan.max_model_len:,})",
+            f"  (the cache would hold, in tokens: {capacities})",
             "decided:",
             *_columns(resolved.as_rows()),
         ]

@@ -24,6 +24,8 @@ class Draft:
     stays: list[int] = field(default_factory=list)
     """Each sequence's `stay` when the row was made."""
     started: list[SlotStart] = field(default_factory=list)
+    num_rounds: int = 1
+    """Tokens in a row that each row computes; more than 1 only if nothing but decoding sequences is in the step."""
 
     def add_decodes(
         self, sequences: list[LiveSequence], token_ids: list[int], blocks: dict[int, list[int]], silent: list[int]
@@ -32,7 +34,8 @@ class Draft:
         self.sequences = sequences
         self.stays = [s.stay for s in sequences]
         slots = [s.slot for s in sequences if s.slot is not None]
-        totals = [s.num_computed_tokens for s in sequences]
+        behind = self.num_rounds - 1
+        totals = [s.num_computed_tokens - behind for s in sequences]
         self.rows = DecodeSequences(slots, totals, token_ids, blocks)
         self.budget.take_decodes(len(slots), sum(totals))
         if silent:

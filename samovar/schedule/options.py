@@ -23,6 +23,9 @@ class SchedulerOptions:
     scheduling_policy: str = "fcfs"
     async_scheduling: bool = True
     enable_prefix_caching: bool = True
+    rounds_seconds: float = 0.0
+    """How long a step may last in which running sequences compute several tokens in a row because nobody else waits. 0:
+    one token a step, for workers that run no rounds."""
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> SchedulerOptions:

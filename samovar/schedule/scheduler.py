@@ -13,34 +13,33 @@ even if a launched step still writes to it: the new owner's writes come later. W
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import insort
 from collections.abc import Sequence as SequenceOf
-from operator import attrgetter
 
 from samovar.core.cache_spec import CacheSpec
-from samovar.core.outputs import EngineStats, SequenceOutput
+from samovar.core.outputs import SequenceOutput
 from samovar.core.request import Request
 from samovar.core.sequence import FinishReason, SequenceStatus
 from samovar.core.step import FED, DecodeSequences, PlainTokens, SampledTokens, ScheduledStep, StepResult
 from samovar.errors import ValidationError
 from samovar.schedule.admission import ENTRY_RULES, House, Need, StepBudget, need_of, why_not_fit, why_not_ready
-from samovar.schedule.block_pool import BlockPool
 from samovar.schedule.cache_groups import group_layers
-from samovar.schedule.constrained import Constraints, Enforcer
-from samovar.schedule.counters import Counters
+from samovar.schedule.constrained import Enforcer
 from samovar.schedule.draft import Draft, collect_prompt_logprobs
 from samovar.schedule.entry import live_request
 from samovar.schedule.finish import append_token, news
-from samovar.schedule.live import LiveRequest, LiveSequence, make_sequences
+from samovar.schedule.live import LiveSequence, make_sequences
 from samovar.schedule.options import SchedulerOptions
-from samovar.schedule.policy import POLICIES, WaitingQueue
-from samovar.schedule.prefix_cache import CacheIdentity, PrefixCache
+from samovar.schedule.policy import POLICIES
+from samovar.schedule.prefix_cache import CacheIdentity
+from samovar.schedule.rounds import Rounds
+from samovar.schedule.standing import Standing, by_rank
 from samovar.schedule.step_time import StepTimeModel
 
-_by_rank = attrgetter("rank")
+NO_TOKEN = "the worker returned no token for this sequence"
 
 
-class Scheduler:
+class Scheduler(Standing):
     """Owns requests, sequences, slots and blocks of one engine.
 
     `num_blocks` is what the workers allocated. Call `schedule` for a step, have it run, and hand its result to
@@ -57,36 +56,16 @@ class Scheduler:
         identity: CacheIdentity | None = None,
         enforcer: Enforcer | None = None,
     ) -> None:
-        self.options = options
+        super().__init__(options, num_blocks, enforcer)
         self._identity = identity or CacheIdentity()
-        self._block_size = options.block_size
         self._group = group_layers(cache_specs, options.block_size)
-        self._pool = BlockPool(num_blocks)
-        self._cache = PrefixCache(self._pool, options.block_size)
         self._rank = POLICIES[options.scheduling_policy]
         self._displaces = options.scheduling_policy == "priority"
-        # Without chunks a prompt must fit into one step.
-        whole = 0 if options.enable_chunked_prefill else options.max_model_len
-        self._max_step_tokens = max(options.max_num_batched_tokens, whole)
-        # Every running sequence can always get its one token.
-        self._max_running = min(options.max_num_seqs, self._max_step_tokens)
-        self._free_slots = list(range(self._max_running))[::-1]
-        self._freed_slots: list[int] = []
-        self._requests: dict[str, LiveRequest] = {}
-        self._waiting = WaitingQueue()
-        self._constraints = Constraints(enforcer)
-        self._running: list[LiveSequence] = []  # In rank order: the last one is the first to be preempted.
-        self._launched: dict[int, Draft] = {}
-        self._num_steps, self._num_requests, self._generation = 0, 0, 0
+        self._num_steps, self._num_requests = 0, 0
         self._times = StepTimeModel()
-        self._counters = Counters(EngineStats(num_blocks=num_blocks))
+        self._rounds = Rounds(options.rounds_seconds)
 
     # Requests come and go.
-
-    @property
-    def has_work(self) -> bool:
-        """True while a request has not ended, or a launched step has not been booked."""
-        return bool(self._requests or self._launched)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises `ValidationError` if it can never run."""
@@ -137,15 +116,6 @@ class Scheduler:
             self._waiting.add(sequence)
         return [self._end_with_error(sequence, message) for sequence, message in failed]
 
-    def reset_prefix_cache(self, *, reset_running: bool = False) -> bool:
-        """Forget every cached prefix. What running sequences computed so far is not shared any more; they go on, or with
-        `reset_running` lose their blocks and slots, wait, and compute their tokens again."""
-        while reset_running and self._running:
-            self._preempt(self._running[-1])
-        self._cache.reset()
-        self._generation += 1
-        return True
-
     # One step.
 
     def schedule(self, now: float) -> ScheduledStep | None:
@@ -158,7 +128,9 @@ class Scheduler:
         if not draft.rows:
             return None
         masks = self._constraints.masks(draft)
-        step = ScheduledStep(self._num_steps, draft.started, self._freed_slots, draft.rows, masks=masks)
+        step = ScheduledStep(
+            self._num_steps, draft.started, self._freed_slots, draft.rows, masks=masks, num_rounds=draft.num_rounds
+        )
         self._freed_slots = []
         self._num_steps += 1
         self._launched[step.step_id] = draft
@@ -167,13 +139,20 @@ class Scheduler:
     def update(self, step: ScheduledStep, result: StepResult, now: float) -> list[SequenceOutput]:
         """Book the result of the oldest launched step; returns the news of every sequence that has any."""
         draft = self._take_launched(step, result.step_id)
-        if isinstance(draft.rows, DecodeSequences) and isinstance(result.sampled, PlainTokens) and not result.failed:
-            outputs = self._book_decodes(draft, draft.rows, result.sampled, now)
+        rows, num_rounds = draft.rows, draft.num_rounds
+        if not isinstance(rows, DecodeSequences):
+            outputs = self._book(draft, result, now)
+        elif num_rounds > 1:
+            outputs = self._book_rounds(draft, rows, result, now)
+        elif isinstance(result.sampled, PlainTokens) and not result.failed:
+            outputs = self._book_decodes(draft, rows, result.sampled, now)
         else:
             outputs = self._book(draft, result, now)
-        self._counters.count_step(draft.budget.num_tokens, result.seconds)
+        self._counters.count_step(draft.budget.num_tokens * num_rounds, result.seconds)
+        if isinstance(rows, DecodeSequences):
+            self._rounds.observe(len(rows), result.seconds / num_rounds)
         if self.options.step_time_target:
-            draft.budget.report(result.seconds)
+            draft.budget.report(result.seconds / num_rounds)
         return outputs
 
     def _book(self, draft: Draft, result: StepResult, now: float) -> list[SequenceOutput]:
@@ -237,41 +216,40 @@ class Scheduler:
         self._counters.totals.generation_tokens += count
         return outputs
 
+    def _book_rounds(self, draft: Draft, rows: DecodeSequences, result: StepResult, now: float) -> list[SequenceOutput]:
+        """Book a step of several rounds, as if each round were a step of its own."""
+        sampled = {s.slot: s for s in result.sampled}
+        outputs: list[SequenceOutput] = []
+        for sequence, slot, stay, end in zip(draft.sequences, rows.slots, draft.stays, rows.totals, strict=True):
+            sequence.num_in_flight -= draft.num_rounds
+            if sequence.finish_reason is not None:
+                continue
+            found = sampled.get(slot)
+            if found is not None and found.token_ids:
+                outputs.append(self._accept(sequence, found, now, end if stay == sequence.stay else None))
+            has_all = found is not None and len(found.token_ids) == draft.num_rounds
+            if sequence.finish_reason is None and (slot in result.failed or not has_all):
+                outputs.append(self._end_with_error(sequence, result.failed.get(slot, NO_TOKEN)))
+        return outputs
+
     def fail_step(self, step: ScheduledStep, message: str) -> list[SequenceOutput]:
         """Book a launched step that failed as a whole: the sequences in it end with ERROR, all others go on."""
         draft = self._take_launched(step, step.step_id)
         outputs = []
         for sequence, row in zip(draft.sequences, draft.rows, strict=True):
             if row.samples:
-                sequence.num_in_flight -= 1
+                sequence.num_in_flight -= draft.num_rounds
             if sequence.finish_reason is None:
                 outputs.append(self._end_with_error(sequence, message))
         return outputs
-
-    # Figures.
-
-    def stats(self) -> EngineStats:
-        """A snapshot; the step sizes are those since the last one."""
-        return self._counters.snapshot(len(self._running), self._pool.num_free)
-
-    def block_usage(self) -> dict[str, int]:
-        """Who holds what, for leak tests: an idle scheduler shows no used block, no used slot and no request."""
-        return {
-            "num_blocks": self._pool.num_blocks,
-            "free": self._pool.num_free,
-            "used": self._pool.num_used,
-            "published": self._pool.num_published,
-            "used_slots": self._max_running - len(self._free_slots),
-            "requests": len(self._requests),
-            "sequences": self._counters.num_live,
-            "launched_steps": len(self._launched),
-        }
 
     # Making a step.
 
     def _schedule_decodes(self, draft: Draft) -> list[LiveSequence]:
         """Give each running sequence that lacks one token that token; returns those that lack more."""
-        size = self._block_size
+        size, rounds = self._block_size, 1
+        if not self._waiting:
+            rounds = draft.num_rounds = self._rounds.plan(self._running, size, self._pool.num_free)
         sequences, unfinished = list[LiveSequence](), list[LiveSequence]()
         token_ids, silent, num_waiting = list[int](), list[int](), 0
         blocks: dict[int, list[int]] = {}
@@ -283,19 +261,20 @@ class Scheduler:
                     unfinished.append(sequence)
                 continue
             if in_flight and (total >= sequence.limit or not sequence.overlaps):
-                num_waiting += 1  # It will end with the token in flight, or needs to see it first.
+                num_waiting += 1  # It will end with the tokens in flight, or needs to see them first.
                 continue
-            if not start % size and start == len(sequence.block_table) * size:
+            end = start + rounds
+            if end > len(sequence.block_table) * size:
                 if not self._find_block(sequence):
                     num_waiting += 1
                     break
-                new_blocks = self._pool.allocate(1)
+                new_blocks = self._pool.allocate(-(-end // size) - len(sequence.block_table))
                 sequence.block_table += new_blocks
                 blocks[len(sequences)] = new_blocks
             token_ids.append(FED if in_flight else sequence.token_ids[start])
-            sequence.num_computed_tokens = total
+            sequence.num_computed_tokens = end
             if total < sequence.limit:
-                sequence.num_in_flight = in_flight + 1
+                sequence.num_in_flight = in_flight + rounds
             else:
                 silent.append(len(sequences))
             sequences.append(sequence)
@@ -350,7 +329,7 @@ class Scheduler:
         sequence.num_computed_tokens = len(cached) * self._block_size
         sequence.slot = self._free_slots.pop()
         sequence.status = SequenceStatus.RUNNING
-        insort(self._running, sequence, key=_by_rank)
+        insort(self._running, sequence, key=by_rank)
         parent = sequence.parent
         if parent.num_cached_tokens is None:
             self._counters.start(parent, sequence.num_computed_tokens)
@@ -367,16 +346,6 @@ class Scheduler:
         if parent.root is None or not parent.reads_cache or sequence.num_prompt_logprobs_missing:
             return []
         return self._cache.match(sequence.block_hashes, parent.root, sequence.token_ids)
-
-    def _find_block(self, sequence: LiveSequence) -> bool:
-        """Make sure a block is free, preempting from the end of the order; False if that came to `sequence` itself."""
-        while not self._pool.num_free:
-            victim = self._running[-1]
-            victim.num_displaced += 1
-            self._preempt(victim)
-            if victim is sequence:
-                return False
-        return True
 
     def _make_way(self) -> None:
         """Start waiting sequences that are more urgent than the least urgent running ones, preempting those.
@@ -408,15 +377,20 @@ class Scheduler:
             raise RuntimeError(f"step {step.step_id} booked with result {result_id}, but step {oldest} is next")
         return self._launched.pop(step.step_id)
 
-    def _accept(self, sequence: LiveSequence, sampled: SampledTokens | None, now: float) -> SequenceOutput:
-        """Append the sampled tokens up to the end of the sequence, if it comes."""
+    def _accept(
+        self, sequence: LiveSequence, sampled: SampledTokens | None, now: float, end: int | None = None
+    ) -> SequenceOutput:
+        """Append the sampled tokens up to the end of the sequence, if it comes. With an `end` the K/V of so many tokens was
+        computed for the first of them, and one more for each that follows: believed here."""
         if sampled is None or not sampled.token_ids:
-            return self._end_with_error(sequence, "the worker returned no token for this sequence")
+            return self._end_with_error(sequence, NO_TOKEN)
         matcher = sequence.matcher
         if matcher is not None and matcher.error is not None:  # It gave no mask for this token.
             return self._end_with_error(sequence, matcher.error)
         reason, count = None, 0
         for token in sampled.token_ids:
+            if end is not None:
+                self._confirm(sequence, end + count)
             reason = append_token(sequence, token)
             count += 1
             if reason is not None:
@@ -429,72 +403,3 @@ class Scheduler:
             self._end(sequence, reason)
         logprobs = None if sampled.logprobs is None else sampled.logprobs[:count]
         return news(sequence, sampled.token_ids[:count], logprobs, None if matcher is None else matcher.error)
-
-    def _confirm(self, sequence: LiveSequence, end: int) -> None:
-        """Believe that the K/V of the first `end` tokens is written: publish full blocks, let the siblings go."""
-        parent = sequence.parent
-        num_full, done = end // self._block_size, sequence.num_published
-        if num_full > done:
-            sequence.num_published = num_full
-            if parent.root is not None:
-                self._cache.extend(sequence.block_hashes, parent.root, sequence.token_ids, num_full)
-                self._cache.publish(sequence.block_table[done:num_full], sequence.block_hashes[done:num_full])
-        if parent.deferred and end >= parent.num_shared_tokens:
-            num_shared = parent.num_shared_tokens // self._block_size
-            for sibling in parent.deferred:
-                sibling.block_hashes = sequence.block_hashes[:num_shared]
-                self._enqueue(sibling)
-            parent.deferred = []
-
-    # Changes of state. Each sequence is in one place: running, waiting, held back or deferred by its parent.
-
-    def _enqueue(self, sequence: LiveSequence) -> None:
-        """To the queue, or to those that wait for their matchers first."""
-        if not self._constraints.holds_back(sequence):
-            self._waiting.add(sequence)
-
-    def _preempt(self, sequence: LiveSequence) -> None:
-        """Running to waiting: blocks and slot go, tokens stay."""
-        self._release(sequence)
-        sequence.status = SequenceStatus.WAITING
-        sequence.num_preemptions += 1
-        self._counters.totals.num_preemptions += 1
-        self._waiting.add(sequence)
-
-    def _release(self, sequence: LiveSequence) -> None:
-        """Take a running sequence's place in the order, its slot and its blocks."""
-        del self._running[bisect_left(self._running, sequence.rank, key=_by_rank)]
-        blocks, sequence.block_table = sequence.block_table, []
-        self._pool.free(blocks)
-        slot, sequence.slot = sequence.slot, None
-        assert slot is not None
-        self._free_slots.append(slot)
-        if sequence.is_started:
-            self._freed_slots.append(slot)
-        sequence.is_started = False
-        sequence.stay += 1
-        sequence.num_computed_tokens = 0
-
-    def _end_with_error(self, sequence: LiveSequence, message: str) -> SequenceOutput:
-        self._end(sequence, FinishReason.ERROR)
-        return news(sequence, [], error=message)
-
-    def _end(self, sequence: LiveSequence, reason: FinishReason) -> None:
-        """Whatever state to finished. If it led siblings that still wait for its prompt, the next one leads."""
-        parent = sequence.parent
-        was_deferred = sequence in parent.deferred
-        was_held = self._constraints.drop(sequence)
-        if sequence.status is SequenceStatus.RUNNING:
-            self._release(sequence)
-        elif was_deferred:
-            parent.deferred.remove(sequence)
-        elif not was_held:
-            self._waiting.remove(sequence)
-        sequence.status = SequenceStatus.FINISHED
-        sequence.finish_reason = reason
-        self._counters.num_live -= 1
-        del parent.live[sequence.index]
-        if parent.deferred and not was_deferred:
-            self._enqueue(parent.deferred.pop(0))
-        if not parent.live:
-            del self._requests[sequence.request.request_id]

@@ -26,6 +26,7 @@ import uvloop
 
 from samovar.config.engine import EngineConfig
 from samovar.config.groups import ServerConfig
+from samovar.engine.child import EngineChild
 from samovar.engine.door import load_text, make_preparer
 from samovar.engine.process_client import ProcessEngineClient
 from samovar.hub.locate import find_model
@@ -50,15 +51,20 @@ Say = Callable[[str], None]
 _logger = logging.getLogger(__name__)
 
 
-def serve(config: EngineConfig, server: ServerConfig, *, say: Say | None = None) -> int:
-    """Serve until a signal; returns the exit code. Raises what stopped the start (`ConfigError`, `CheckpointError`, ...)."""
+def serve(
+    config: EngineConfig, server: ServerConfig, *, say: Say | None = None, child: EngineChild | None = None
+) -> int:
+    """Serve until a signal; returns the exit code. Raises what stopped the start (`ConfigError`, `CheckpointError`, ...).
+
+    `child` is an engine process that was started for `config` already.
+    """
     logging.basicConfig(level=server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     listener = open_socket(server)
     private: socket.socket | None = None
     try:
         private = open_private_socket(server)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(config, server, Listeners(listener, private), say or _print))
+            runner.run(_serve(config, server, Listeners(listener, private), say or _print, child))
     finally:
         listener.close()
         if private is not None:
@@ -84,9 +90,15 @@ def _log_phase(phase: str) -> None:
     _logger.info("engine: %s ...", phase)
 
 
-async def _serve(config: EngineConfig, server: ServerConfig, listeners: Listeners, say: Say) -> None:
+async def _serve(
+    config: EngineConfig, server: ServerConfig, listeners: Listeners, say: Say, child: EngineChild | None
+) -> None:
     client = ProcessEngineClient(
-        config, engine_timeout=server.engine_timeout, on_phase=_log_phase, log_level=server.log_level.upper()
+        config,
+        engine_timeout=server.engine_timeout,
+        on_phase=_log_phase,
+        log_level=server.log_level.upper(),
+        first=child,
     )
     state = ServingState(server)
     state.keys.check(config.scheduler)

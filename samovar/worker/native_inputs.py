@@ -26,6 +26,7 @@ class StepInputs:
         self._tables = np.zeros(0, np.int32)
         self._make_room(max_tokens, max_sequences)
         self._slots: list[int] = []
+        self._later: list[Ints] = []
         self._slot_array = np.zeros(0, np.int64)
 
     def load(self, built: BuiltStep) -> None:
@@ -44,17 +45,25 @@ class StepInputs:
         self._table(*tables.shape)[:] = tables
 
     def load_decode(
-        self, sequences: Sequence[ScheduledSequence], tables: BlockTables, last_sampled: Ints, vocab_size: int
+        self,
+        sequences: Sequence[ScheduledSequence],
+        tables: BlockTables,
+        last_sampled: Ints,
+        vocab_size: int,
+        num_rounds: int = 1,
     ) -> SampleRows | None:
         """A step of one token a sequence, all of which sample: checked here, without a builder, and its new blocks are
-        appended to `tables`. None, and no change, for another kind of step, or if a row must be refused."""
+        appended to `tables`. None, and no change, for another kind of step, or if a row must be refused.
+
+        With more than one round `advance` gives the next."""
         columns = sequences if isinstance(sequences, DecodeSequences) else columns_of(sequences, vocab_size)
         if columns is None or min(columns.token_ids) < FED or max(columns.token_ids) >= vocab_size:
             return None
         if columns.slots != self._slots:
             self._slots, self._slot_array = columns.slots, np.array(columns.slots, np.int64)
         slots, totals, count = self._slot_array, np.array(columns.totals, np.int64), len(columns.slots)
-        if not _extend(tables, columns, slots, totals):
+        behind = num_rounds - 1
+        if not _extend(tables, columns, slots, totals + behind if behind else totals):
             return None
         self._begin(count, count, count)
         ids, positions = self._token_ids[:count], self._positions[:count]
@@ -69,9 +78,20 @@ class StepInputs:
         self._mapping[:count] = tables.slot_mapping(slots, positions)
         self._first_rows[: count + 1] = self._counting[: count + 1]
         self._totals[:count] = totals
-        width = -(-max(columns.totals) // tables.block_size)
+        width = -(-(max(columns.totals) + behind) // tables.block_size)
         self._table(count, width)[:] = tables.rows[slots, :width]
+        if behind:
+            later = positions + np.arange(1, num_rounds)[:, None]
+            self._later = list(tables.slot_mapping(np.broadcast_to(slots, later.shape), later))[::-1]
         return SampleRows(slots, totals)
+
+    def advance(self) -> None:
+        """The next round of a decode step: every sequence goes on with its most likely token."""
+        count = self.num_tokens
+        self._token_ids[:count] = self.argmax_ids[:count]
+        self._positions[:count] += 1
+        self._totals[:count] += 1
+        self._mapping[:count] = self._later.pop()
 
     def _begin(self, tokens: int, sequences: int, rows: int) -> None:
         """Note the sizes of a step."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from samovar.core.step import PlainTokens, ScheduledStep, StepResult
+from samovar.core.step import DecodeSequences, PlainTokens, SampledTokens, ScheduledStep, StepResult
 from samovar.kernels.sample_tokens import NOT_FINITE as NOT_FINITE_ID
 from samovar.sample.pipeline import SampleRows
 from samovar.sample.sampler import FAILURES, SampledRows
@@ -58,6 +58,29 @@ class NativeRunner(ModelRunner):
                 raise
             self._last_sampled[rows.slots] = undo
             self._compute(self._builder.rebuild(list(sequences)), result)
+
+    def _execute_rounds(self, step: ScheduledStep, result: StepResult) -> None:
+        sequences, native, rows = step.sequences, self._native, None
+        assert isinstance(sequences, DecodeSequences)
+        inputs, count, num_rounds = native.inputs, len(sequences), step.num_rounds
+        if count <= native.logits_rows and self._state.is_greedy(np.array(sequences.slots)):
+            rows = inputs.load_decode(sequences, self._tables, self._last_sampled, native.vocab_size, num_rounds)
+        if rows is None:
+            super()._execute_rounds(step, result)
+            return
+        # Between two rounds nothing is done but what the next one needs.
+        rounds = [native.most_likely("every").tolist()]
+        for _ in range(1, num_rounds):
+            inputs.advance()
+            rounds.append(native.most_likely("every").tolist())
+        self._last_sampled[rows.slots] = inputs.argmax_ids[:count].clip(0)
+        sampled = []
+        for slot, *token_ids in zip(sequences.slots, *rounds, strict=True):
+            if min(token_ids) < 0:
+                result.failed[slot] = FAILURES[NOT_FINITE_ID]
+                del token_ids[next(at for at, token in enumerate(token_ids) if token < 0) :]
+            sampled.append(SampledTokens(slot, token_ids))
+        result.sampled = sampled
 
     def _forward(self, built: BuiltStep, result: StepResult) -> None:
         native, count = self._native, len(built.sampling.slots)

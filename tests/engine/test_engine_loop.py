@@ -185,6 +185,29 @@ async def test_streams_and_choices() -> None:
     await client.close()
 
 
+async def test_news_are_sent_while_the_next_step_runs() -> None:
+    """In time all the same: those of the last step at once, and before the answer to a call that came meanwhile."""
+    worker = FakeWorker()
+    client = await in_process(worker)
+    heard: list[int] = []
+
+    async def listen() -> None:
+        async for output in client.generate(request([4], 60)):
+            heard.extend(output.token_ids)
+
+    listening = asyncio.create_task(listen())
+    await until(lambda: len(heard) >= 3)
+    worker.gate.clear()
+    # The engine waits for a step, and nothing that it knows is kept back.
+    await asyncio.sleep(0.05)
+    await until(lambda: len(heard) == worker.num_steps)
+    worker.gate.set()
+    await client.call("reset_prefix_cache")
+    await listening
+    assert heard == expected([4], 60)
+    await client.close()
+
+
 async def test_an_idle_loop_sleeps() -> None:
     """No busy waiting: an idle engine uses no processor time, or little beside what half a second of waiting would be."""
     client = await in_process(FakeWorker())

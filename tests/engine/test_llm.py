@@ -322,11 +322,11 @@ def test_interrupted_batch_leaves_nothing(llm: LLM, monkeypatch: pytest.MonkeyPa
     """Ctrl-C in the middle: the next call starts from a clean engine."""
     step, calls = llm._engine.step, []
 
-    def interrupted() -> Any:
+    def interrupted(*given: Any) -> Any:
         calls.append(1)
         if len(calls) == 5:
             raise KeyboardInterrupt
-        return step()
+        return step(*given)
 
     monkeypatch.setattr(llm._engine, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):

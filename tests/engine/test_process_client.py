@@ -17,6 +17,7 @@ import pytest
 from samovar.config.engine import EngineConfig
 from samovar.config.groups import ModelConfig, SchedulerConfig
 from samovar.core.outputs import SequenceOutput
+from samovar.engine.child import EngineChild
 from samovar.engine.process_client import ProcessEngineClient
 from samovar.errors import CheckpointError, EngineDeadError
 from tests.engine.fakes import expected, request
@@ -221,6 +222,7 @@ def temporary() -> Iterator[Path]:
 
 PARENT = """
 import asyncio, sys
+from samovar.engine.child import EngineChild
 from samovar.engine.process_client import ProcessEngineClient
 from tests.engine.test_process_client import config, ENTRY
 async def main():
@@ -281,3 +283,26 @@ async def test_a_parent_killed_at_once_leaves_no_file(temporary: Path) -> None:
 def test_the_client_loads_no_torch() -> None:
     code = "import sys, samovar.engine.process_client, samovar.engine.client; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+async def test_a_process_that_was_started_before() -> None:
+    """It is the first one; when it dies another is started."""
+    child = EngineChild(config(), entry=ENTRY)
+    client = ProcessEngineClient(config(), engine_timeout=5.0, entry=ENTRY, first=child)
+    await client.start()
+    assert client.pid == child.pid and await tokens(client, [3], 5) == expected([3], 5)
+    os.kill(child.pid, signal.SIGKILL)
+    assert await until(lambda: client.is_ready and client.pid != child.pid, 30)
+    await client.close()
+    child.end()  # Nothing is left to end.
+
+
+@pytest.mark.parametrize("ends", ["client", "child"])
+async def test_one_that_was_never_needed_ends(ends: str) -> None:
+    child = EngineChild(config(), entry=ENTRY)
+    pid = child.pid
+    if ends == "client":
+        await ProcessEngineClient(config(), entry=ENTRY, first=child).close()
+    else:
+        child.end()
+    assert not exists(pid)

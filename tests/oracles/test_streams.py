@@ -17,6 +17,7 @@ import pytest_asyncio
 
 from samovar import LLM, AsyncLLM, EngineArgs, OutputKind, RequestOutput, SamplingParams
 from samovar.engine.prompts import PromptType
+from samovar.schedule.rounds import MOST_ROUNDS
 from tests.oracles.workload import OPTIONS, VOCAB, Case, essence, random_cases
 
 CONCURRENCY = 16
@@ -82,7 +83,7 @@ async def test_cumulative_and_final_only(served: AsyncLLM) -> None:
             assert b.token_ids[: len(a.token_ids)] == a.token_ids and b.text.startswith(a.text)
     final = [o async for o in served.generate([5, 6], params.clone(output_kind=OutputKind.FINAL_ONLY))]
     assert len(final) == 1 and essence(final[0]) == essence(grown[-1])
-    assert len(grown) > 12
+    assert len(grown) >= 2 * 12 / MOST_ROUNDS  # a small model says several tokens a step
 
 
 async def leave(llm: AsyncLLM, rng: random.Random) -> None:

@@ -113,7 +113,7 @@ class House:
         self.now += 1.0
         step = self.scheduler.schedule(self.now)
         if step is not None:
-            assert step.sequences and step.num_tokens <= self.budget
+            assert step.sequences and step.num_tokens <= self.budget * step.num_rounds
             assert len(step.sequences) <= self.options.max_num_seqs
             self.launched.append(step)
             self.steps.append(step)
@@ -139,7 +139,7 @@ class House:
         for sequence in step.sequences:
             row = self.worker.rows[sequence.slot]
             row.is_torn = True
-            for p in range(sequence.start, sequence.start + sequence.num_new_tokens):
+            for p in range(sequence.start, sequence.start + sequence.num_new_tokens + step.num_rounds - 1):
                 self.worker.cache[self.worker._place(row, p)] = -1
         self.hear(self.scheduler.fail_step(step, "the whole step failed"))
         self.check()
@@ -311,4 +311,5 @@ def random_options(rng: random.Random) -> SchedulerOptions:
         scheduling_policy=rng.choice(["fcfs", "priority"]),
         async_scheduling=rng.random() < 0.8,
         enable_prefix_caching=rng.random() < 0.75,
+        rounds_seconds=rng.choice([0.0, 0.003, 0.01]),
     )

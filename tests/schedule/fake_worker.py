@@ -8,12 +8,13 @@ sampling key, so that a plain loop over the tokens (`reference`) must give the s
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from samovar.core.outputs import TokenLogprobs
 from samovar.core.request import Request
 from samovar.core.sampling_params import SamplingParams
-from samovar.core.step import SampledTokens, ScheduledSequence, ScheduledStep, SlotStart, StepResult
+from samovar.core.step import DecodeSequences, SampledTokens, ScheduledSequence, ScheduledStep, SlotStart, StepResult
 from samovar.schedule.live import sampling_key
 
 VOCAB = 40
@@ -109,6 +110,12 @@ class FakeWorker:
         result = StepResult(step.step_id, seconds=0.001 + 0.0001 * step.num_tokens)
         for sequence in step.sequences:
             self._run(sequence, self.rows[sequence.slot], result)
+        if step.num_rounds > 1:
+            assert isinstance(step.sequences, DecodeSequences), "rounds of something else than decoding sequences"
+            for count in range(1, step.num_rounds):
+                for sequence in step.sequences.later(count):
+                    self._run(sequence, self.rows[sequence.slot], result)
+            result.sampled = _joined(result.sampled)
         return result
 
     def _run(self, sequence: ScheduledSequence, row: _Row, result: StepResult) -> None:
@@ -159,3 +166,14 @@ class FakeWorker:
 
     def _place(self, row: _Row, position: int) -> int:
         return row.table[position // self.block_size] * self.block_size + position % self.block_size
+
+
+def _joined(rows: Sequence[SampledTokens]) -> list[SampledTokens]:
+    """What each slot sampled in all rounds."""
+    found: dict[int, SampledTokens] = {}
+    for row in rows:
+        into = found.setdefault(row.slot, SampledTokens(row.slot, [], None if row.logprobs is None else []))
+        into.token_ids += row.token_ids
+        if into.logprobs is not None and row.logprobs is not None:
+            into.logprobs += row.logprobs
+    return list(found.values())
