@@ -23,6 +23,7 @@ from samovar.layers.batch import ForwardBatch
 from samovar.layers.embedding import Embedding
 from samovar.layers.linear import Linear, QKVLinear
 from samovar.layers.mlp import GatedActivation
+from samovar.layers.moe import Experts
 from samovar.layers.norm import AddRMSNorm, RMSNorm
 from samovar.layers.rope import Rope
 
@@ -107,7 +108,7 @@ def _join_rope_write_kv(graph: Graph, node: Node, kernels: Kernels) -> bool | No
         heads = [x.args[0] for x in heads]
     split = whole(*heads, v)
     qkv = caller(split, QKVLinear.heads_of)
-    if split is None or qkv is None:
+    if split is None or qkv is None or attention.packed is not None:
         return False
     joined = _rope_write_kv_call(qkv, norms, rope, attention, kernels.use(rope_write_kv))
     q = call(graph, node, joined, *given(split), batch)
@@ -130,12 +131,13 @@ def _rope_write_kv_call(
         return write(
             y.view(-1, width, dim),
             *rope.table(batch),
-            *attention.cache,
+            *attention.cache[:2],
             batch.slot_mapping,
             None if q_norm is None else q_norm.weight,
             None if k_norm is None else k_norm.weight,
             eps,
             heads,
+            *attention.cache[2:],
         )
 
     return rope_and_write
@@ -153,10 +155,24 @@ def _join_linear_add(graph: Graph, node: Node, kernels: Kernels) -> bool | None:
     return True
 
 
+def _join_experts_add(graph: Graph, node: Node, kernels: Kernels) -> bool | None:
+    """residual + experts(x): the sum over experts begins anew, so the old residual may be read afterwards."""
+    if node.target is not residual_add:
+        return None
+    y, residual = given(node)
+    experts = caller(y, Experts.forward)
+    if experts is None:
+        return None
+    if len(y.users) != 1 or len(y.args) != 3 or experts.axis.size > 1:
+        return False
+    replace(graph, node, call(graph, node, experts.project, *y.args, residual))
+    return True
+
+
 def _may_write(residual: Node, at: Node) -> bool:
     """Whether `residual` is memory of its own, and read before `at` only, by calls that keep no view of it."""
     is_own = residual.target is residual_add or any(
-        caller(residual, method) for method in (Embedding.forward, Linear.project_into)
+        caller(residual, method) for method in (Embedding.forward, Linear.project_into, Experts.project)
     )
     readers = [user for user in residual.users if user is not at]
     return is_own and all(caller(user, RMSNorm.normed) is not None and user < at for user in readers)
@@ -227,6 +243,7 @@ def _join_add_rms_norm(graph: Graph, node: Node, kernels: Kernels) -> bool | Non
 
 RULES = (
     Rule("rope_write_kv", "attention layers", _join_rope_write_kv),
+    Rule("experts_add", "adds of experts", _join_experts_add),
     Rule("linear_add", "residual adds", _join_linear_add),
     Rule("norm_gated_linear", "gated activations", _join_norm_gated_linear),
     Rule("norm_linear", "other linears", _join_norm_linear),

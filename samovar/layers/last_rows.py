@@ -25,6 +25,7 @@ from samovar.layers.embedding import Embedding
 from samovar.layers.fusions import ROW_WISE, call, caller, given, replace, residual_add
 from samovar.layers.linear import Linear, RowLinear
 from samovar.layers.mlp import GatedActivation
+from samovar.layers.moe import Experts, Router, SharedGate
 from samovar.layers.norm import AddRMSNorm, RMSNorm
 
 ROW_METHODS = (
@@ -34,9 +35,13 @@ ROW_METHODS = (
     RMSNorm.normed,
     AddRMSNorm.forward,
     GatedActivation.forward,
+    Router.forward,
+    Experts.forward,
+    Experts.project,
+    SharedGate.forward,
 )
 """Calls whose results' rows depend on the same rows of what they are given, and on nothing else of the step."""
-ROW_FUNCTIONS = (residual_add, operator.add)
+ROW_FUNCTIONS = (residual_add, operator.add, operator.mul)
 SOURCES = (Embedding.forward, Attention.attend, Attention.forward)
 """Calls that give one row for each of the step, whatever they read."""
 
@@ -120,7 +125,7 @@ def _is_row_wise(node: Node) -> bool:
     if node.meta.get(ROW_WISE) or (node.target in ROW_FUNCTIONS and not node.kwargs):
         return True
     if node.target is getitem:
-        return caller(given(node)[0], AddRMSNorm.forward) is not None
+        return any(caller(given(node)[0], method) is not None for method in (AddRMSNorm.forward, Router.forward))
     return any(caller(node, method) is not None for method in ROW_METHODS)
 
 

@@ -55,6 +55,11 @@ class DecoderConfig:
         """What scores are multiplied by; None for the usual head_dim ** -0.5."""
         return None if self.query_pre_attn_scalar is None else self.query_pre_attn_scalar**-0.5
 
+    @property
+    def active_intermediate_size(self) -> int:
+        """Width of an MLP that takes as much memory for a token as what this model has in a layer."""
+        return self.intermediate_size
+
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any]) -> Self:
         """Read a config.json; raises `CheckpointError` naming the field that is missing or wrong."""

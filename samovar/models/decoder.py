@@ -31,6 +31,8 @@ class DecoderLM(nn.Module):
     """Our name -> the checkpoint's, for whole dotted parts of tensor names that differ."""
     ignore: ClassVar[tuple[str, ...]] = (".rotary_emb.inv_freq",)
     """Endings of checkpoint names that nobody reads."""
+    ignore_beginnings: tuple[str, ...] = ()
+    """Beginnings of such names."""
     norm_offset: ClassVar[bool] = False
     """The final norm stores the difference of its weight from one."""
 

@@ -41,7 +41,7 @@ class LlamaBlock(nn.Module):
     def __init__(self, c: DecoderConfig, layer: int) -> None:
         super().__init__()
         self.self_attn = self.attention(c, layer)
-        self.mlp = GatedMLP(c.hidden_size, c.intermediate_size, c.hidden_act, bias=c.mlp_bias)
+        self.mlp: nn.Module = GatedMLP(c.hidden_size, c.intermediate_size, c.hidden_act, bias=c.mlp_bias)
         self.input_layernorm = AddRMSNorm(c.hidden_size, c.rms_norm_eps)
         self.post_attention_layernorm = AddRMSNorm(c.hidden_size, c.rms_norm_eps)
 

@@ -37,7 +37,7 @@ class Olmo2Block(nn.Module):
     def __init__(self, c: DecoderConfig, layer: int) -> None:
         super().__init__()
         self.self_attn = Olmo2Attention(c, layer)
-        self.mlp = GatedMLP(c.hidden_size, c.intermediate_size, c.hidden_act)
+        self.mlp: nn.Module = GatedMLP(c.hidden_size, c.intermediate_size, c.hidden_act)
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.post_feedforward_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
 

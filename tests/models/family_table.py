@@ -36,6 +36,13 @@ class Family:
     def raw(self) -> dict[str, Any]:
         return {**SMALL, **self.fields}
 
+    @property
+    def unlowered(self) -> str:
+        """A word of why a step of this family cannot be one call of the CPU library; empty if it can."""
+        if "residual_multiplier" in self.fields:
+            return "mul"
+        return r"\((Router|Experts|RMSNorm)\)" if "num_experts_per_tok" in self.fields else ""
+
 
 def _rope(kind: str, **fields: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **fields}}
@@ -43,6 +50,18 @@ def _rope(kind: str, **fields: Any) -> dict[str, Any]:
 
 _LONG = {"short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7], "long_factor": [2.0, 2.5, 3, 4, 5, 6, 7, 8]}
 _GEMMA = {"head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 7}
+
+_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+_GRANITE = {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2}
+_GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 24, "sliding_window": 7}
+_DEEPSEEK = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 1,
+}
 
 FAMILIES: list[Family] = [
     Family("llama", "LlamaForCausalLM"),
@@ -143,4 +162,37 @@ FAMILIES: list[Family] = [
     ),
     Family("olmo2", "Olmo2ForCausalLM", {"pad_token_id": 0}),
     Family("olmo2-mha", "Olmo2ForCausalLM", {"pad_token_id": 0, "num_key_value_heads": 4, "attention_bias": True}),
+    Family("qwen3-moe", "Qwen3MoeForCausalLM", {**_MOE, "head_dim": 24, "norm_topk_prob": True}),
+    Family("qwen3-moe-mixed", "Qwen3MoeForCausalLM", {**_MOE, "mlp_only_layers": [1], "tie_word_embeddings": True}),
+    Family(
+        "qwen2-moe", "Qwen2MoeForCausalLM", {**_MOE, "shared_expert_intermediate_size": 40, "decoder_sparse_step": 2}
+    ),
+    Family("mixtral", "MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 24}),
+    Family(
+        "mixtral-window", "MixtralForCausalLM", {"num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 6}
+    ),
+    Family("olmoe", "OlmoeForCausalLM", {"pad_token_id": 0, "num_experts": 4, "num_experts_per_tok": 2}),
+    Family("flexolmo", "FlexOlmoForCausalLM", {"pad_token_id": 0, "num_experts": 4, "num_experts_per_tok": 2}),
+    Family("granite", "GraniteForCausalLM", _GRANITE),
+    Family("granitemoe", "GraniteMoeForCausalLM", {**_GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    Family(
+        "gpt-oss",
+        "GptOssForCausalLM",
+        {**_GPT_OSS, **_rope("yarn", factor=4.0, original_max_position_embeddings=24, truncate=False)},
+    ),
+    Family(
+        "glm4-moe",
+        "Glm4MoeForCausalLM",
+        {**_DEEPSEEK, "attention_bias": True, "use_qk_norm": True, "n_group": 3, "topk_group": 2},
+    ),
+    Family("glm4-moe-air", "Glm4MoeForCausalLM", {**_DEEPSEEK, "head_dim": 24, "routed_scaling_factor": 1.0}),
+    Family(
+        "dots1", "Dots1ForCausalLM", {**_DEEPSEEK, "norm_topk_prob": True, "sliding_window": 6, "max_window_layers": 2}
+    ),
+    Family("solar-open", "SolarOpenForCausalLM", {**_DEEPSEEK, "head_dim": 16}),
+    Family(
+        "minimax-m2",
+        "MiniMaxM2ForCausalLM",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 24, "rotary_dim": 12},
+    ),
 ]

@@ -34,6 +34,7 @@ from samovar.layers import (
 from samovar.layers.attention import attach, attention_layers
 from samovar.layers.fuse import FusedModel, fuse
 from samovar.models.decoder import DecoderLM
+from samovar.models.mixture import MixtureConfig
 from samovar.models.registry import build
 from samovar.parallel.mesh import Axis
 from samovar.quant.base import QuantMethod, TensorSpec
@@ -43,8 +44,23 @@ from tests.models.paged_run import BLOCK, PagedRun, Stream, fill
 from tests.models.transformers_oracle import oracle, tokens
 
 NAMES = [family.name for family in FAMILIES]
-VARIANTS = ["llama", "llama-bias", "llama-gelu", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "olmo2"]
+VARIANTS = [
+    "llama",
+    "llama-bias",
+    "llama-gelu",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "smollm3",
+    "olmo2",
+]
 """Families whose blocks differ as the rules see them."""
+MIXTURES = ["gpt-oss", "glm4-moe"]
+"""More of them, in which rounding may give a token to another expert."""
+
+WITH_SHARED_EXPERTS = ("qwen2-moe", "glm4-moe", "glm4-moe-air", "dots1", "solar-open")
+"""Families in which experts are added to a network beside them, and not to the stream."""
 
 LLAMA_8B = {
     "vocab_size": 128256,
@@ -64,6 +80,7 @@ def expected_counts(name: str) -> dict[str, int]:
     layers = raw["num_hidden_layers"]
     counts = {
         "rope_write_kv": layers,
+        "experts_add": 0,
         "linear_add": 2 * layers,
         "norm_gated_linear": layers,
         "norm_linear": layers,
@@ -74,10 +91,31 @@ def expected_counts(name: str) -> dict[str, int]:
         counts |= {"linear_add": 0, "norm_linear": 1, "add_rms_norm": layers}
     elif name.startswith("smollm3"):
         counts["rope_write_kv"] = sum(raw["no_rope_layers"])
-    elif name.startswith("olmo2"):
+    elif name.startswith(("olmo2", "flexolmo")):
         # No norm before a product, one norm over all heads; only the last norm adds.
         counts = dict.fromkeys(counts, 0) | {"add_rms_norm": 1}
+    elif name.startswith("granite"):
+        # What is added to the stream is scaled first; one more norm has several readers where there are experts.
+        sparse = layers if name == "granitemoe" else 0
+        counts |= {"linear_add": 0, "norm_linear": 1, "norm_gated_linear": layers - sparse}
+        counts["add_rms_norm"] = layers + sparse
+    elif mixtures := mixtures_of(name):
+        counts["norm_gated_linear"] -= len(mixtures)
+        counts["linear_add"] -= len(mixtures)
+        if name.startswith(("olmoe", "minimax")):
+            counts["rope_write_kv"] = 0  # one norm over all heads
+        if name in WITH_SHARED_EXPERTS:
+            counts["add_rms_norm"] = len(mixtures)
+            counts["norm_linear"] -= sum(layer < layers - 1 for layer in mixtures)
+        else:
+            counts["experts_add"] = len(mixtures)
     return counts
+
+
+def mixtures_of(name: str) -> tuple[int, ...]:
+    """The layers that have experts."""
+    config = build(oracle(name).family.architecture, oracle(name).raw).config
+    return config.sparse_layers if isinstance(config, MixtureConfig) else ()
 
 
 @cache
@@ -217,7 +255,7 @@ class OnlyMultiplies(QuantMethod):
         return torch.nn.functional.linear(x, weights["weight"], bias)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [*VARIANTS, *MIXTURES])
 def test_a_format_without_kernels_is_composed(name: str) -> None:
     """The compositions of `QuantMethod` are what the ops of plain weights do."""
     kernels = reference_kernels(torch.float32)
@@ -236,6 +274,7 @@ def test_partial_sums_of_a_split_model_are_not_added_to_the_stream() -> None:
     # The first block's norm reads the embedding; every other norm adds what all ranks have reduced.
     assert counts == {
         "rope_write_kv": 3,
+        "experts_add": 0,
         "linear_add": 0,
         "norm_gated_linear": 3,
         "norm_linear": 1,

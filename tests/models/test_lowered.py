@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from samovar.attention.torch_sdpa import TorchSdpaAttention
 from samovar.layers import ForwardBatch, bind
 from samovar.layers.lower import CannotLower, lower
 from samovar.models.decoder import DecoderLM
@@ -15,12 +16,12 @@ from samovar.models.llama import LlamaBlock
 from samovar.models.registry import build
 from samovar.native.abi import Op
 from samovar.native.team import Team
-from tests.models.family_table import FAMILIES
+from tests.models.family_table import FAMILIES, Family
 from tests.models.native_run import NativeRun, load_packed, team_or_skip
-from tests.models.paged_run import placement
+from tests.models.paged_run import PagedRun, placement
 from tests.models.transformers_oracle import Oracle, oracle, tokens
 
-NAMES = [family.name for family in FAMILIES]
+NAMES = [family.name for family in FAMILIES if not family.unlowered]
 TOLERANCE = 1e-4
 """The same as for layers that run one by one: float32 sums in another order."""
 
@@ -116,6 +117,18 @@ def test_what_has_no_instruction_is_named() -> None:
     model = DoublingLM(DoublingLM.read_config({**oracle("llama").raw}))
     with pytest.raises(CannotLower, match="mul"):
         lower(_bind(model))
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family.unlowered], ids=lambda each: each.name)
+def test_what_cannot_be_lowered_runs_layer_by_layer_on_the_library(family: Family, team: Team) -> None:
+    """Mixtures of experts, with every expert's weights packed; and the reason is told."""
+    subject = oracle(family.name)
+    model = load_packed(family.architecture, subject.raw, subject.tensors, team, max_model_len=family.max_len)
+    with pytest.raises(CannotLower, match=family.unlowered):
+        lower(model)
+    run, ids = PagedRun(model, TorchSdpaAttention()), tokens(18, 70)
+    stream = run.stream(18)
+    close(torch.cat([*run.step([(stream, ids[:11])]), *run.step([(stream, ids[11:])])]), subject.logits(ids))
 
 
 def test_weights_of_another_kind_are_named() -> None:

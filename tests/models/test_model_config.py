@@ -131,7 +131,7 @@ def test_damaged_files_are_one_line_errors(architecture: str) -> None:
 
 def test_unknown_architectures_are_refused_with_what_there_is() -> None:
     for name in ("Gemma3ForConditionalGeneration", "LlamaForSequenceClassification", "os:system", ""):
-        with pytest.raises(CheckpointError, match=f"{name!r} is not supported; there are Gemma2ForCausalLM"):
+        with pytest.raises(CheckpointError, match=f"{name!r} is not supported; there are Dots1ForCausalLM"):
             resolve(name)
 
 

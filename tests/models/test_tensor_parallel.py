@@ -15,7 +15,7 @@ from tests.models.paged_run import PagedRun, load
 from tests.models.transformers_oracle import oracle, tokens
 
 pytestmark = pytest.mark.slow
-FAMILIES = ["llama", "llama-bias", "llama-tied", "qwen3", "gemma3", "phi3", "olmo2"]
+FAMILIES = ["llama", "llama-bias", "llama-tied", "qwen3", "gemma3", "phi3", "olmo2", "qwen3-moe", "gpt-oss", "glm4-moe"]
 
 
 def rank_main(rank: int, size: int, folder: str) -> None:

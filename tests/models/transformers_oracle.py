@@ -47,7 +47,21 @@ def oracle(name: str) -> Oracle:
                 parameter.copy_(noise * 0.15 + float(around_one))
             else:
                 parameter.copy_(noise * 1.2 * parameter.shape[-1] ** -0.5)
-    return Oracle(family, model, config.to_dict(), {k: v.detach() for k, v in model.state_dict().items()})
+        for path, buffer in model.named_buffers():
+            if path.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.05)
+    return Oracle(family, model, config.to_dict(), published(model))
+
+
+def published(model: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint: of mixtures each expert's, as Transformers writes them back."""
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    if not hasattr(model, "save_pretrained"):
+        return state
+    from transformers.core_model_loading import revert_weight_conversion
+
+    written: dict[str, torch.Tensor] = revert_weight_conversion(model, state)
+    return written
 
 
 def tokens(count: int, seed: int) -> list[int]:
