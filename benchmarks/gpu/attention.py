@@ -19,7 +19,7 @@ from functools import partial
 import torch
 
 from samovar.attention import triton as backend_module
-from samovar.attention.base import AttentionCall, Spans, SpanTensors
+from samovar.attention.base import AttentionCall, LayerCache, Spans, SpanTensors
 from samovar.attention.cudnn import CudnnAttention, attend_dense
 from samovar.attention.reference import ReferenceAttention
 from samovar.attention.triton import (
@@ -60,7 +60,7 @@ class Steps:
     """Several steps of equal lengths over different blocks of one cache."""
 
     q: torch.Tensor
-    cache: tuple[torch.Tensor, torch.Tensor]
+    cache: LayerCache
     spans: list[Spans]
     key_bytes: int
 
@@ -72,15 +72,22 @@ def make_steps(
     page: int = 16,
     dtype: torch.dtype = DTYPE,
     most: int = 64,
+    coded: tuple[CacheSpec, torch.dtype] | None = None,
 ) -> Steps:
-    """Random q, keys and values; as many steps as fill the L2 cache twice, at most `most`; blocks in random order."""
+    """Random q, keys and values; as many steps as fill the L2 cache twice, at most `most`; blocks in random order.
+    `coded`: a cache of codes in place of numbers of `dtype`."""
     blocks = [-(-total // page) for _, total in sizes]
-    step_bytes = sum(blocks) * page * heads[1] * DIM * dtype.itemsize * 2
+    spec, stored = coded or (CacheSpec("full", heads[1], DIM, dtype.itemsize), dtype)
+    step_bytes = sum(blocks) * page * spec.bytes_per_token
     count = max(1, min(most, -(-L2_BYTES // step_bytes)))
-    spec = CacheSpec("full", heads[1], DIM, dtype.itemsize)
-    keys, values = KVCache([spec], sum(blocks) * count, page, dtype, DEVICE).layers[0]
-    keys.transpose(1, 2).normal_()
-    values.transpose(1, 2).normal_()
+    cache = KVCache([spec], sum(blocks) * count, page, stored, DEVICE).layers[0]
+    for rows in cache[:2]:
+        if rows.itemsize == 1:
+            rows.view(torch.uint8).random_(0, 96)
+        else:
+            rows.transpose(1, 2).normal_()
+    for scales in cache[2:]:
+        scales.fill_(0.01)
     order = torch.randperm(sum(blocks) * count, dtype=torch.int32)
     spans, used = [], 0
     firsts = list(itertools.accumulate((new for new, _ in sizes), initial=0))
@@ -95,7 +102,7 @@ def make_steps(
         tensors = SpanTensors(first, totals, rows, tables)
         spans.append(Spans([new for new, _ in sizes], ints[1], tables, tensors))
     q = torch.randn((firsts[-1], heads[0], DIM), device=DEVICE).to(dtype)
-    return Steps(q, (keys, values), spans, sum(total for _, total in sizes) * heads[1] * DIM * dtype.itemsize * 2)
+    return Steps(q, cache, spans, sum(total for _, total in sizes) * spec.bytes_per_token)
 
 
 def graph_microseconds(work: Sequence[Callable[[], object]], repeats: int = 5) -> float:

@@ -15,15 +15,22 @@ import torch
 from samovar.core.cache_spec import CacheSpec
 from samovar.core.device_facts import DeviceFacts
 
+LayerCache = tuple[torch.Tensor, ...]
+"""What one layer has cached: (keys, values), each [num_blocks, block_size, kv_heads, head_dim], or bytes of codes in its
+last dimension; (keys, values, key scales, value scales) where there are scales, of heads or of rows. See
+`kernels.write_kv.rows`."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """One attention layer on this rank: what it caches and which features it needs from a backend."""
+    """One attention layer on this rank: what it caches and which features it needs from a backend. With
+    `has_head_scales` the cache has a scale for each head from the checkpoint."""
 
     cache: CacheSpec
     num_heads: int
     softcap: float | None = None
     has_sinks: bool = False
+    has_head_scales: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +104,7 @@ class AttentionBackend(Protocol):
     def run(
         self,
         q: torch.Tensor,
-        cache: tuple[torch.Tensor, torch.Tensor],
+        cache: LayerCache,
         plan: AttentionPlan,
         call: AttentionCall,
         sinks: torch.Tensor | None = None,
@@ -105,7 +112,6 @@ class AttentionBackend(Protocol):
         """Attend with q [tokens, heads, head_dim] over the cached keys and values, to which this step's have been
         written already.
 
-        `cache` is (keys, values), each [num_blocks, block_size, kv_heads, head_dim] of the cache dtype. `sinks`
-        [heads], float32, are scores of a key that has no value. Returns [tokens, heads, head_dim] in q's dtype.
+        `sinks` [heads], float32, are scores of a key that has no value. Returns [tokens, heads, head_dim] in q's dtype.
         """
         ...

@@ -13,8 +13,18 @@ from dataclasses import dataclass
 
 import torch
 
-from samovar.attention.base import AttentionCall, AttentionSpec, Spans
-from samovar.attention.triton import TritonAttention, TritonPlan, layout, meta_rows, meta_spans, padded, prefill
+from samovar.attention.base import AttentionCall, AttentionSpec, LayerCache, Spans
+from samovar.attention.triton import (
+    TritonAttention,
+    TritonPlan,
+    is_coded,
+    layout_of_rows,
+    meta_rows,
+    meta_spans,
+    padded,
+    prefill,
+    scales_of,
+)
 from samovar.core.device_facts import DeviceFacts
 from samovar.hardware.memory import HISTORY_STEP, SQUARE_STEP
 from samovar.kernels.triton_launch import launch
@@ -58,23 +68,23 @@ class CudnnAttention(TritonAttention):
             return "for sm_90 and later"
         if spec.softcap is not None or spec.has_sinks or spec.cache.window is not None:
             return "no windows, soft caps or sinks"
-        if spec.cache.bytes_per_element != 2 or spec.cache.head_dim > 128:
-            return "16-bit caches with head dims up to 128 only"
+        if spec.cache.bytes_per_element > 2 or spec.cache.head_dim > 128:
+            return "caches of 16 bits and less with head dims up to 128 only"
         return "not deterministic" if self.is_deterministic else None
 
     def prefill(
         self,
         out: torch.Tensor,
         q: torch.Tensor,
-        cache: tuple[torch.Tensor, torch.Tensor],
+        cache: LayerCache,
         plan: TritonPlan,
         call: AttentionCall,
         sinks: torch.Tensor | None,
     ) -> None:
         """Long sequences one by one, those between them together."""
         begin = plan.num_decodes
-        same_dtype = q.dtype == cache[0].dtype
-        for span in long_spans(plan) if same_dtype else ():
+        is_served = q.itemsize == 2 and (is_coded(cache) or q.dtype == cache[0].dtype)
+        for span in long_spans(plan) if is_served else ():
             if begin < span.seq:
                 prefill(out, q, cache, plan, call, sinks, (begin, span.seq))
             attend_long(out, q, cache, plan, call, span)
@@ -84,7 +94,7 @@ class CudnnAttention(TritonAttention):
 
     def warm_examples(
         self, spec: AttentionSpec, dtypes: tuple[torch.dtype, torch.dtype], block_size: int, scale: float
-    ) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor], Spans, AttentionCall, torch.Tensor | None]]:
+    ) -> Iterator[tuple[torch.Tensor, LayerCache, Spans, AttentionCall, torch.Tensor | None]]:
         """Those of `TritonAttention`, and a long chunk with history."""
         for example in super().warm_examples(spec, dtypes, block_size, scale):
             yield example
@@ -108,7 +118,7 @@ def long_spans(plan: TritonPlan) -> list[LongSpan]:
 def attend_long(
     out: torch.Tensor,
     q: torch.Tensor,
-    cache: tuple[torch.Tensor, torch.Tensor],
+    cache: LayerCache,
     plan: TritonPlan,
     call: AttentionCall,
     span: LongSpan,
@@ -122,13 +132,13 @@ def attend_long(
         queries = q.new_empty((span.square, *q.shape[1:]))
         queries[span.lead : span.lead + span.new] = q[rows]
     copies = q.shape[1] // cache[0].shape[2]
-    keys, values = gather(cache, plan, span.seq, span.history, span.square, copies)
+    keys, values = gather(q, cache, plan, span.seq, span.history, span.square, copies)
     own, own_sums = attend_dense(queries, keys, values, call, is_causal=True)
     if not span.history:
         out[rows] = own[span.lead : span.lead + span.new]
         return
     del keys, values  # before more are gathered: a cache's worth of them may be
-    keys, values = gather(cache, plan, span.seq, 0, span.history, 1)
+    keys, values = gather(q, cache, plan, span.seq, 0, span.history, 1)
     before, before_sums = attend_dense(queries, keys, values, call, is_causal=False)
     heads, dim = q.shape[1:]
     launch(
@@ -143,26 +153,24 @@ def attend_long(
 
 
 def gather(
-    cache: tuple[torch.Tensor, torch.Tensor], plan: TritonPlan, seq: int, begin: int, size: int, copies: int
+    q: torch.Tensor, cache: LayerCache, plan: TritonPlan, seq: int, begin: int, size: int, copies: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of one sequence from token `begin` on, each [kv_heads * copies, size, head_dim]; zeros past its
-    end, and `copies` of each head side by side."""
+    """Keys and values of one sequence from token `begin` on, each [kv_heads * copies, size, head_dim] of q's dtype; zeros
+    past its end, and `copies` of each head side by side."""
     from samovar.attention.triton_gather import gather_keys
 
-    keys, _ = cache
-    kv_heads, dim = keys.shape[2:]
-    gathered = keys.new_empty((2, kv_heads * copies, size, dim))
+    kv_heads, dim = cache[0].shape[2], q.shape[2]
+    gathered = q.new_empty((2, kv_heads * copies, size, dim))
     on_device = plan.tensors
-    options = layout(keys.new_empty((0, kv_heads, dim)), cache, AttentionCall(1.0))
-    strides = {
-        name: options[name] for name in ("HEAD_DIM", "PAGE", "BLOCK_STRIDE", "TOKEN_STRIDE", "HEAD_STRIDE", "DIM")
-    }
     launch(
         gather_keys,
         (-(-size // GATHER_ROWS), kv_heads),
-        *(gathered[0], gathered[1], *cache, on_device.totals, on_device.table_rows, on_device.tables),
-        *(on_device.tables.stride(0), seq, begin, size),
-        **strides,
+        *(gathered[0], gathered[1], *cache[:2], on_device.totals, on_device.table_rows, on_device.tables),
+        *(on_device.tables.stride(0), seq, begin, size, *scales_of(cache)),
+        HEAD_DIM=dim,
+        PAGE=cache[0].shape[1],
+        **layout_of_rows(cache, dim),
+        DIM=padded(dim),
         COPIES=copies,
         BLOCK=GATHER_ROWS,
     )

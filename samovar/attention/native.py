@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from samovar.attention.base import AttentionCall, AttentionPlan, AttentionSpec, Spans
+from samovar.attention.base import AttentionCall, AttentionPlan, AttentionSpec, LayerCache, Spans
 from samovar.core.device_facts import DeviceFacts
 from samovar.native.abi import CInstruction, Count, CRegister, CStep, Format, Op
 from samovar.native.library import NativeError
@@ -64,7 +64,11 @@ class NativeAttention:
             return "the CPU kernels are not built"
         if spec.cache.head_dim % 8 or spec.cache.head_dim > MAX_HEAD_DIM:
             return f"head dim {spec.cache.head_dim} is not a multiple of 8 up to {MAX_HEAD_DIM}"
-        return "an int8 cache is for whole steps" if spec.cache.scale_bytes else None
+        if spec.cache.scale_bytes:
+            return "an int8 cache is for whole steps"
+        if spec.cache.packed or spec.cache.is_e5m2 or spec.has_head_scales:
+            return "no packed caches, e5m2 or scales of a checkpoint"
+        return None
 
     def plan(self, spans: Spans) -> AttentionPlan:
         """Where the rows of each sequence begin, and its blocks."""
@@ -76,7 +80,7 @@ class NativeAttention:
     def run(
         self,
         q: torch.Tensor,
-        cache: tuple[torch.Tensor, torch.Tensor],
+        cache: LayerCache,
         plan: AttentionPlan,
         call: AttentionCall,
         sinks: torch.Tensor | None = None,
@@ -103,7 +107,7 @@ class NativeAttention:
 def _fill(
     instruction: CInstruction,
     q: torch.Tensor,
-    cache: tuple[torch.Tensor, torch.Tensor],
+    cache: LayerCache,
     call: AttentionCall,
     sinks: torch.Tensor | None,
 ) -> None:

@@ -6,8 +6,9 @@ from typing import cast
 
 import torch
 
-from samovar.attention.base import AttentionCall, AttentionPlan, AttentionSpec, Spans
+from samovar.attention.base import AttentionCall, AttentionPlan, AttentionSpec, LayerCache, Spans
 from samovar.core.device_facts import DeviceFacts
+from samovar.kernels.write_kv.rows import rows_at
 
 
 class ReferenceAttention:
@@ -30,18 +31,17 @@ class ReferenceAttention:
     def run(
         self,
         q: torch.Tensor,
-        cache: tuple[torch.Tensor, torch.Tensor],
+        cache: LayerCache,
         plan: AttentionPlan,
         call: AttentionCall,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `AttentionBackend.run`."""
         spans = cast(Spans, plan)
-        keys, values = cache
-        out, start = torch.empty_like(q), 0
+        out, start, size = torch.empty_like(q), 0, cache[0].shape[1]
         for new, total, table in zip(spans.new_tokens, spans.total_tokens, spans.block_tables, strict=True):
-            blocks = table[: -(-total // keys.shape[1])].long()
-            k, v = (t[blocks].flatten(0, 1)[:total].float() for t in (keys, values))
+            at = torch.arange(total, device=q.device)
+            k, v = (rows_at(cache, which, table[at // size].long(), at % size, q.shape[2]) for which in range(2))
             out[start : start + new] = attend(q[start : start + new], k, v, call, sinks)
             start += new
         return out

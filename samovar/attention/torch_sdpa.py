@@ -13,9 +13,10 @@ from typing import cast
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from samovar.attention.base import AttentionCall, AttentionPlan, AttentionSpec, Spans
+from samovar.attention.base import AttentionCall, AttentionPlan, AttentionSpec, LayerCache, Spans
 from samovar.core.device_facts import DeviceFacts
 from samovar.hardware.memory import GATHERED_KEYS, QUERY_TILE
+from samovar.kernels.write_kv.rows import rows_at
 
 GATHERED_TOKENS = GATHERED_KEYS
 """Most keys that one batch of decoding sequences gathers at a time (a longer sequence goes alone)."""
@@ -131,22 +132,21 @@ class TorchSdpaAttention:
     def run(
         self,
         q: torch.Tensor,
-        cache: tuple[torch.Tensor, torch.Tensor],
+        cache: LayerCache,
         plan: AttentionPlan,
         call: AttentionCall,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `AttentionBackend.run`."""
-        keys, values = cache
-        view = cast(SdpaPlan, plan).view(call.window, keys.shape[1])
+        view = cast(SdpaPlan, plan).view(call.window, cache[0].shape[1])
         if len(view.groups) == 1 and view.groups[0].rows is None:
-            return _decode(q, keys, values, view.groups[0], call, sinks)
+            return _decode(q, cache, view.groups[0], call, sinks)
         out = torch.empty_like(q)
         for group in view.groups:
             assert group.rows is not None, "a group of all rows is the only one"
-            out[group.rows] = _decode(q[group.rows], keys, values, group, call, sinks)
+            out[group.rows] = _decode(q[group.rows], cache, group, call, sinks)
         for span in view.prefills:
-            _prefill(q[span.start : span.stop], keys, values, span, call, sinks, out[span.start : span.stop])
+            _prefill(q[span.start : span.stop], cache, span, call, sinks, out[span.start : span.stop])
         return out
 
 
@@ -164,23 +164,26 @@ def batches_of_similar_length(lengths: dict[int, int]) -> list[list[int]]:
     return [sorted(batch) for batch in batches]
 
 
-def _gather(cache: torch.Tensor, slots: torch.Tensor, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """cache [blocks, block_size, kv_heads, head_dim] -> [size, kv_heads, keys, head_dim] of `dtype`."""
-    kv_heads, dim = cache.shape[2:]
-    rows = cache.view(-1, kv_heads * dim).index_select(0, slots)
+def _gather(cache: LayerCache, which: int, slots: torch.Tensor, size: int, q: torch.Tensor) -> torch.Tensor:
+    """Keys (`which` 0) or values (1) of `slots` -> [size, kv_heads, keys, head_dim] of q's dtype."""
+    codes, head_dim, dtype = cache[which], q.shape[2], q.dtype
+    if codes.itemsize == 1:
+        rows = rows_at(cache, which, slots // codes.shape[1], slots % codes.shape[1], head_dim)
+        return rows.view(size, -1, *rows.shape[1:]).to(dtype).transpose(1, 2)
+    kv_heads, dim = codes.shape[2:]
+    rows = codes.view(-1, kv_heads * dim).index_select(0, slots)
     return rows.view(size, -1, kv_heads, dim).to(dtype).transpose(1, 2)
 
 
 def _decode(
     q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    cache: LayerCache,
     group: DecodeGroup,
     call: AttentionCall,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """q [n, heads, head_dim], one query for each sequence of the group -> the same shape."""
-    k, v = (_gather(cache, group.slots, group.size, q.dtype) for cache in (keys, values))
+    k, v = (_gather(cache, which, group.slots, group.size, q) for which in range(2))
     mask = None
     if group.hidden is not None:
         mask = torch.zeros(group.hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(group.hidden, -torch.inf)
@@ -193,15 +196,14 @@ def _decode(
 
 def _prefill(
     q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    cache: LayerCache,
     span: PrefillSpan,
     call: AttentionCall,
     sinks: torch.Tensor | None,
     out: torch.Tensor,
 ) -> None:
     """q, out [new, heads, head_dim]: the last `new` positions of one sequence."""
-    k, v = (_gather(cache, span.slots, 1, q.dtype) for cache in (keys, values))
+    k, v = (_gather(cache, which, span.slots, 1, q) for which in range(2))
     heads_first, new, total = q.transpose(0, 1)[None], len(q), k.shape[2]
     is_plain = call.softcap is None and sinks is None
     if is_plain and span.history == 0 and (call.window is None or new <= call.window):

@@ -12,11 +12,14 @@ from typing import Any, cast
 
 import torch
 
-from samovar.attention.base import AttentionCall, AttentionPlan, AttentionSpec, Spans, SpanTensors
+from samovar.attention.base import AttentionCall, AttentionPlan, AttentionSpec, LayerCache, Spans, SpanTensors
+from samovar.core.cache_spec import CacheSpec
 from samovar.core.device_facts import DeviceFacts
 from samovar.hardware.memory import SPLIT_PARTS
 from samovar.kernels import overlap
 from samovar.kernels.triton_launch import launch
+from samovar.kernels.write_kv.layout import layer_cache
+from samovar.kernels.write_kv.rows import bits_of
 
 SPLITS = (1, 2, 4, 8, 16, 32)
 """In how many parts the keys of one decoding sequence may be read."""
@@ -34,6 +37,8 @@ SCALAR = ("sm_60", "sm_61", "sm_70", "sm_72")
 """Architectures whose tensor cores, if any, Triton does not use."""
 SMALL = ("sm_75", "sm_86", "sm_89", "sm_120", "sm_121")
 """Architectures whose shared memory does not hold the long tiles of large heads."""
+FLOAT8 = 89
+"""The first architecture whose instructions know floats of 8 bits."""
 PROGRAMS_PER_PROCESSOR = 2
 """Decode programs that one multiprocessor needs at once to read as fast as it can."""
 SCALAR_TILE, SHORT_TILE, LONG_TILE = 16, 64, 128
@@ -48,6 +53,17 @@ class TileConfig:
     warps: int
     stages: int
     rows: int = 0
+
+
+CODED_DECODE = {
+    "wide": TileConfig(64, 4, 3),
+    "short": TileConfig(64, 2, 3),
+    "split": TileConfig(128, 4, 3),
+    "long": TileConfig(64, 4, 4),
+    "packed": TileConfig(64, 4, 3),
+}
+"""Decode tiles of caches of codes: as many bytes as those of 16 bits have. Other tiles of packed values are brought into
+the order of matrix instructions number by number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,8 +113,8 @@ class TritonAttention:
             return "Triton is not installed"
         if spec.cache.head_dim % 8 or spec.cache.head_dim > 256:
             return f"head dim {spec.cache.head_dim} is not a multiple of 8 up to 256"
-        if spec.cache.bytes_per_element not in (2, 4):
-            return "16-bit and float32 caches only"
+        if (reason := codes_refusal(spec.cache, facts)) is not None:
+            return reason
         self._kinds[spec.cache.num_kv_heads, spec.cache.window] = None
         self._architecture = facts.architecture
         return None
@@ -155,7 +171,7 @@ class TritonAttention:
     def run(
         self,
         q: torch.Tensor,
-        cache: tuple[torch.Tensor, torch.Tensor],
+        cache: LayerCache,
         plan: AttentionPlan,
         call: AttentionCall,
         sinks: torch.Tensor | None = None,
@@ -176,7 +192,7 @@ class TritonAttention:
         self,
         out: torch.Tensor,
         q: torch.Tensor,
-        cache: tuple[torch.Tensor, torch.Tensor],
+        cache: LayerCache,
         plan: TritonPlan,
         call: AttentionCall,
         sinks: torch.Tensor | None,
@@ -187,7 +203,7 @@ class TritonAttention:
 
     def warm_examples(
         self, spec: AttentionSpec, dtypes: tuple[torch.dtype, torch.dtype], block_size: int, scale: float
-    ) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor], Spans, AttentionCall, torch.Tensor | None]]:
+    ) -> Iterator[tuple[torch.Tensor, LayerCache, Spans, AttentionCall, torch.Tensor | None]]:
         """(q, cache, spans, call, sinks) on "meta": `plan` and `run` of all of them name every kernel of a layer.
 
         `dtypes` are those of q and of the cache.
@@ -195,16 +211,14 @@ class TritonAttention:
         kv_heads, dim, group = spec.cache.num_kv_heads, spec.cache.head_dim, spec.num_heads // spec.cache.num_kv_heads
         call = AttentionCall(scale, spec.cache.window, spec.softcap)
         sinks = torch.empty(spec.num_heads, device="meta") if spec.has_sinks else None
-        keys, values = (
-            torch.empty((4, kv_heads, block_size, dim), dtype=dtypes[1], device="meta").transpose(1, 2) for _ in "kv"
-        )
+        _, cache = layer_cache(spec.cache, (4, block_size), dtypes[1], "meta", is_head_major=True)
         many = PROGRAMS_PER_PROCESSOR * self._processors // kv_heads + 1
         # Decode: few and many sequences, long ones, a short and a long one in parts. Then a short and a long chunk.
         decodes = [(1, 1), (many, 1), (many, LONG_KEYS + 1), (1, 2 * MIN_PART), (1, LONG_KEYS + 1)]
         chunks = [(max(2, SHORT_TILE // group), SHORT_TILE), (2 * LONG_TILE, 2 * LONG_TILE)]
         for count, new, total in [(count, 1, total) for count, total in decodes] + [(1, *chunk) for chunk in chunks]:
             queries = meta_rows(count * new, spec.num_heads, dim, dtypes[0])
-            yield queries, (keys, values), meta_spans(new, total, count), call, sinks
+            yield queries, cache, meta_spans(new, total, count), call, sinks
 
 
 def meta_rows(rows: int, heads: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
@@ -230,18 +244,30 @@ def span_tensors(spans: Spans) -> SpanTensors:
     return SpanTensors(first_rows, totals, table_rows, spans.block_tables.to(torch.int32).contiguous())
 
 
+def codes_refusal(spec: CacheSpec, facts: DeviceFacts) -> str | None:
+    """Why the kernels cannot read what `spec` stores; None if they can."""
+    is_float8 = spec.bytes_per_element == 1 and not spec.has_row_scales
+    if is_float8 and int(facts.architecture.removeprefix("sm_")) < FLOAT8:
+        return f"8-bit floats need sm_{FLOAT8} or later; int8 does not"
+    return None
+
+
 def is_long(total: int, window: int | None) -> bool:
     """Whether decoding reads more than `LONG_KEYS` keys of a sequence of `total` tokens."""
     return total > LONG_KEYS and (window is None or window > LONG_KEYS)
 
 
-def decode_tiles(dim: int, is_scalar: bool, splits: int, has_long: bool) -> TileConfig:
-    """For a head dim and a launch shape; `is_scalar`: multiplied without tensor cores. Measured on an H200: small tiles
-    start sooner, long sequences gain from more bytes under way."""
+def decode_tiles(dim: int, is_scalar: bool, splits: int, has_long: bool, value_bits: int = 16) -> TileConfig:
+    """For a head dim and a launch shape; `is_scalar`: multiplied without tensor cores; `value_bits`: of a stored value.
+    Measured on an H200 for 16 bits: small tiles start sooner, long sequences gain from more bytes under way."""
     if is_scalar:
         return TileConfig(32, 4, 2)
     if dim > 128:
-        return TileConfig(32, 4, 3)
+        return CODED_DECODE["wide"] if value_bits <= 8 else TileConfig(32, 4, 3)
+    if value_bits < 8:
+        return CODED_DECODE["packed"]
+    if value_bits == 8:
+        return CODED_DECODE["short" if not has_long else "split" if splits > 1 else "long"]
     if not has_long:
         return TileConfig(32, 2, 3)
     return TileConfig(64, 4, 3) if splits > 1 else TileConfig(32, 4, 4)
@@ -268,23 +294,24 @@ def prefill_tiles(dim: int, group: int, plan: TritonPlan, is_scalar: bool) -> Ti
     return TileConfig(64, 8, 2 if plan.is_small else 3, rows) if dim <= 128 else TileConfig(32, 8, 2, rows)
 
 
-def layout(q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], call: AttentionCall) -> dict[str, Any]:
-    """The constants that every kernel takes. Raises `ValueError` for caches that are not laid out alike."""
+def layout(q: torch.Tensor, cache: LayerCache, call: AttentionCall) -> dict[str, Any]:
+    """The constants that every kernel takes. Raises `ValueError` for caches that are laid out otherwise."""
     import triton.language as tl
 
-    keys, values = cache
-    if keys.stride() != values.stride() or keys.stride(3) != 1 or not q.is_contiguous():
-        raise ValueError("keys and values must be laid out alike, and q contiguous")
-    compute = tl.float32 if is_wide(q, cache) else tl.bfloat16 if q.dtype == torch.bfloat16 else tl.float16
-    dim = keys.shape[3]
+    keys, values = cache[:2]
+    if keys.stride(3) != 1 or values.stride(3) != 1 or not q.is_contiguous():
+        raise ValueError("rows of keys and values must be contiguous, and so must q")
+    if is_wide(q, cache):
+        compute = tl.float32
+    else:
+        compute = tl.bfloat16 if q.dtype == torch.bfloat16 and not is_coded(cache) else tl.float16
+    dim = q.shape[2]
     return {
         "KV_HEADS": keys.shape[2],
         "GROUP": q.shape[1] // keys.shape[2],
         "HEAD_DIM": dim,
         "PAGE": keys.shape[1],
-        "BLOCK_STRIDE": keys.stride(0),
-        "TOKEN_STRIDE": keys.stride(1),
-        "HEAD_STRIDE": keys.stride(2),
+        **layout_of_rows(cache, dim),
         "WINDOW": call.window or 0,
         "SOFTCAP": float(call.softcap or 0),
         "DIM": padded(dim),
@@ -292,9 +319,38 @@ def layout(q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], call: Atte
     }
 
 
-def is_wide(q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor]) -> bool:
-    """Whether tiles are multiplied in float32: in 16 bits only if q and cache are of one dtype."""
-    return q.dtype != cache[0].dtype or q.itemsize == 4
+def layout_of_rows(cache: LayerCache, head_dim: int) -> dict[str, Any]:
+    """Where rows and their scales lie, as constants. Scales of a block and head must lie side by side."""
+    keys, values, *scales = cache
+    has_row_scales = bool(scales) and scales[0].dim() == 3
+    if has_row_scales and not all(scale.stride(1) == 1 for scale in scales):
+        raise ValueError("scales of a block's rows must be contiguous, as they are in head-major caches")
+    strides = [(scale.stride(0), scale.stride(2)) for scale in scales] if has_row_scales else [(0, 0), (0, 0)]
+    return {
+        **dict(zip(("KEY_BLOCK", "KEY_TOKEN", "KEY_HEAD"), keys.stride()[:3], strict=True)),
+        **dict(zip(("VALUE_BLOCK", "VALUE_TOKEN", "VALUE_HEAD"), values.stride()[:3], strict=True)),
+        **dict(zip(("KEY_SCALE_BLOCK", "KEY_SCALE_HEAD"), strides[0], strict=True)),
+        **dict(zip(("VALUE_SCALE_BLOCK", "VALUE_SCALE_HEAD"), strides[1], strict=True)),
+        "IS_CODED": is_coded(cache),
+        "KEY_BITS": bits_of(keys, head_dim),
+        "VALUE_BITS": bits_of(values, head_dim),
+        "HAS_ROW_SCALES": has_row_scales,
+    }
+
+
+def scales_of(cache: LayerCache) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Those of keys and of values, if there are any."""
+    return (cache[2], cache[3]) if len(cache) > 2 else (None, None)
+
+
+def is_coded(cache: LayerCache) -> bool:
+    """Whether the cache holds codes in place of numbers."""
+    return cache[0].itemsize == 1
+
+
+def is_wide(q: torch.Tensor, cache: LayerCache) -> bool:
+    """Whether tiles are multiplied in float32: in 16 bits only if q and cache are of one dtype, or the cache of codes."""
+    return q.itemsize == 4 or (q.dtype != cache[0].dtype and not is_coded(cache))
 
 
 def padded(size: int) -> int:
@@ -305,7 +361,7 @@ def padded(size: int) -> int:
 def decode(
     out: torch.Tensor,
     q: torch.Tensor,
-    cache: tuple[torch.Tensor, torch.Tensor],
+    cache: LayerCache,
     plan: TritonPlan,
     call: AttentionCall,
     sinks: torch.Tensor | None,
@@ -318,7 +374,7 @@ def decode(
     options, on_device, seqs = layout(q, cache, call), plan.tensors, plan.num_decodes
     kv_heads, group, dim = options["KV_HEADS"], options["GROUP"], options["HEAD_DIM"]
     has_long = is_long(plan.longest_total, call.window)
-    tiles = tiles or decode_tiles(dim, plan.is_scalar or is_wide(q, cache), splits, has_long)
+    tiles = tiles or decode_tiles(dim, plan.is_scalar or is_wide(q, cache), splits, has_long, options["VALUE_BITS"])
     programs = kv_heads * seqs * splits
     parts = programs * group if splits > 1 else 0
     partial = torch.empty((parts, dim), dtype=torch.float32, device=q.device)
@@ -327,7 +383,7 @@ def decode(
     launch(
         decode_attention,
         (kv_heads, seqs, splits),
-        *(out, q, *cache, *tensors, splits, on_device.tables.stride(0), call.scale),
+        *(out, q, *cache[:2], *tensors, splits, on_device.tables.stride(0), call.scale, *scales_of(cache)),
         **options,
         **decode_overlap(programs, splits, has_long, plan.processors),
         MOST_SPLITS=1 if splits == 1 else SPLITS[-1] if has_long or splits > SHORT_SPLITS else SHORT_SPLITS,
@@ -341,7 +397,7 @@ def decode(
 def prefill(
     out: torch.Tensor,
     q: torch.Tensor,
-    cache: tuple[torch.Tensor, torch.Tensor],
+    cache: LayerCache,
     plan: TritonPlan,
     call: AttentionCall,
     sinks: torch.Tensor | None,
@@ -360,7 +416,7 @@ def prefill(
     launch(
         prefill_attention,
         (options["KV_HEADS"], num_rows // (tiles.rows // group) + stop - first),
-        *(out, q, *cache, *tensors, on_device.tables.stride(0), first, stop, call.scale),
+        *(out, q, *cache[:2], *tensors, on_device.tables.stride(0), first, stop, call.scale, *scales_of(cache)),
         **options,
         EXACT=plan.is_exact,
         BLOCK_M=tiles.rows,

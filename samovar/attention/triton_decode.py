@@ -15,7 +15,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from samovar.attention.triton_tiles import LOG2E, finished, product, scaled_scores
+from samovar.attention.triton_tiles import (
+    LOG2E,
+    VALUE_FACTOR,
+    finished,
+    load_pairs,
+    load_rows,
+    load_scales,
+    product,
+    scaled_scores,
+    side_by_side,
+    unit_rows,
+)
 from samovar.kernels.overlap.triton import await_previous, start_next
 
 
@@ -35,13 +46,26 @@ def decode_attention(
     splits: tl.tensor,
     table_stride: tl.tensor,
     scale: tl.tensor,
+    key_scales: tl.tensor,  # of heads [kv_heads], or of rows [num_blocks, PAGE, kv_heads], or None
+    value_scales: tl.tensor,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
-    BLOCK_STRIDE: tl.constexpr,
-    TOKEN_STRIDE: tl.constexpr,
-    HEAD_STRIDE: tl.constexpr,
+    KEY_BLOCK: tl.constexpr,
+    KEY_TOKEN: tl.constexpr,
+    KEY_HEAD: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+    VALUE_TOKEN: tl.constexpr,
+    VALUE_HEAD: tl.constexpr,
+    KEY_SCALE_BLOCK: tl.constexpr,
+    KEY_SCALE_HEAD: tl.constexpr,
+    VALUE_SCALE_BLOCK: tl.constexpr,
+    VALUE_SCALE_HEAD: tl.constexpr,
+    IS_CODED: tl.constexpr,
+    KEY_BITS: tl.constexpr,
+    VALUE_BITS: tl.constexpr,
+    HAS_ROW_SCALES: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     MOST_SPLITS: tl.constexpr,
@@ -53,8 +77,8 @@ def decode_attention(
     IS_ROOMY: tl.constexpr,
 ) -> None:
     """Grid (kv_heads, num_seqs, splits). MOST_SPLITS: 1 if splits is 1, else the most that may come; ROWS and DIM: GROUP
-    and HEAD_DIM padded; COMPUTE: what tiles are multiplied in; IS_ROOMY: programs of the next kernel may come and wait
-    beside these."""
+    and HEAD_DIM padded; COMPUTE: what tiles are multiplied in; IS_CODED: the cache holds codes; IS_ROOMY: programs of the
+    next kernel may come and wait beside these."""
     kv_head, seq, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     total = tl.load(totals + seq)
     table = tables + tl.load(table_rows + seq).to(tl.int64) * table_stride
@@ -68,8 +92,8 @@ def decode_attention(
     if split > 0 and start >= total:
         return
 
-    keys += kv_head * HEAD_STRIDE
-    values += kv_head * HEAD_STRIDE
+    keys += kv_head * KEY_HEAD
+    values += kv_head * VALUE_HEAD
     offs_n, offs_d, offs_m = tl.arange(0, BLOCK_N), tl.arange(0, DIM), tl.arange(0, ROWS)
     # Block ids are fetched one tile ahead: an address must not wait for them.
     blocks = tl.load(table + (start + offs_n) // PAGE, mask=start + offs_n < stop, other=0)
@@ -79,26 +103,54 @@ def decode_attention(
     in_head, in_group = offs_d < HEAD_DIM, offs_m < GROUP
     heads = (seq * KV_HEADS + kv_head).to(tl.int64) * GROUP + offs_m
     at_q = heads[:, None] * HEAD_DIM + offs_d[None, :]
-    query = tl.load(q + at_q, mask=in_group[:, None] & in_head[None, :], other=0.0).to(COMPUTE)
+    query = tl.load(q + at_q, mask=in_group[:, None] & in_head[None, :], other=0.0)
+    value_scale = 1.0
+    if IS_CODED:
+        query, size = unit_rows(query, COMPUTE)
+        scale = scale * size
+        if HAS_ROW_SCALES:
+            value_scale = 1.0 / VALUE_FACTOR
+            key_scales += kv_head * KEY_SCALE_HEAD
+            value_scales += kv_head * VALUE_SCALE_HEAD
+        elif key_scales is not None:
+            scale *= tl.load(key_scales + kv_head)
+            value_scale = tl.load(value_scales + kv_head)
+    else:
+        query = query.to(COMPUTE)
     most = tl.full((ROWS,), float("-inf"), tl.float32)
     weight = tl.zeros((ROWS,), tl.float32)
-    sums = tl.zeros((ROWS, DIM), tl.float32)
+    sums = tl.zeros((ROWS, DIM // 2 if VALUE_BITS == 8 else DIM), tl.float32)
+    odd_sums = sums
     for begin in tl.range(start, stop, BLOCK_N):
         at = begin + offs_n
         is_live = at < stop
-        where = (blocks.to(tl.int64) * BLOCK_STRIDE + (at % PAGE) * TOKEN_STRIDE)[:, None] + offs_d[None, :]
+        page, offset = blocks.to(tl.int64), at % PAGE
         blocks = tl.load(table + (at + BLOCK_N) // PAGE, mask=at + BLOCK_N < stop, other=0)
-        mask = is_live[:, None] & in_head[None, :]
-        k = tl.load(keys + where, mask=mask, other=0.0).to(COMPUTE)
-        v = tl.load(values + where, mask=mask, other=0.0).to(COMPUTE)
-        scores = scaled_scores(product(query, tl.trans(k), None), scale, SOFTCAP)
+        k = load_rows(keys, page * KEY_BLOCK + offset * KEY_TOKEN, is_live, True, HEAD_DIM, DIM, COMPUTE, KEY_BITS)
+        at_v = page * VALUE_BLOCK + offset * VALUE_TOKEN
+        if VALUE_BITS == 8:
+            v, odd_v = load_pairs(values, at_v, is_live, True, HEAD_DIM, DIM, COMPUTE)
+        else:
+            v = load_rows(values, at_v, is_live, True, HEAD_DIM, DIM, COMPUTE, VALUE_BITS)
+        products = product(query, tl.trans(k), None)
+        if HAS_ROW_SCALES:
+            products *= load_scales(key_scales, page * KEY_SCALE_BLOCK + offset, is_live, True)
+        scores = scaled_scores(products, scale, SOFTCAP)
         scores = tl.where(is_live[None, :], scores, float("-inf"))
         higher = tl.maximum(most, tl.max(scores, 1))
         decay, weights = tl.exp2(most - higher), tl.exp2(scores - higher[:, None])
         most, weight = higher, weight * decay + tl.sum(weights, 1)
+        if HAS_ROW_SCALES:
+            weights *= VALUE_FACTOR * load_scales(value_scales, page * VALUE_SCALE_BLOCK + offset, is_live, True)
         sums = product(weights.to(COMPUTE), v, sums * decay[:, None])
+        if VALUE_BITS == 8:
+            odd_sums = product(weights.to(COMPUTE), odd_v, odd_sums * decay[:, None])
     if not IS_ROOMY:
         start_next(OVERLAP)
+    if VALUE_BITS == 8:
+        sums = side_by_side(sums, odd_sums, ROWS, DIM)
+    if IS_CODED:
+        sums *= value_scale
 
     if MOST_SPLITS == 1:
         result = finished(sums, most, weight, sinks, kv_head * GROUP + offs_m, in_group)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from samovar.attention.triton_tiles import load_rows
+
 
 @triton.jit(do_not_specialize=["table_stride", "seq", "begin", "size"])
 def gather_keys(
@@ -19,27 +21,49 @@ def gather_keys(
     seq: tl.tensor,
     begin: tl.tensor,
     size: tl.tensor,
+    key_scales: tl.tensor,  # of heads [kv_heads], or of rows [num_blocks, PAGE, kv_heads], or None
+    value_scales: tl.tensor,
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
-    BLOCK_STRIDE: tl.constexpr,
-    TOKEN_STRIDE: tl.constexpr,
-    HEAD_STRIDE: tl.constexpr,
+    KEY_BLOCK: tl.constexpr,
+    KEY_TOKEN: tl.constexpr,
+    KEY_HEAD: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+    VALUE_TOKEN: tl.constexpr,
+    VALUE_HEAD: tl.constexpr,
+    KEY_SCALE_BLOCK: tl.constexpr,
+    KEY_SCALE_HEAD: tl.constexpr,
+    VALUE_SCALE_BLOCK: tl.constexpr,
+    VALUE_SCALE_HEAD: tl.constexpr,
+    IS_CODED: tl.constexpr,
+    KEY_BITS: tl.constexpr,
+    VALUE_BITS: tl.constexpr,
+    HAS_ROW_SCALES: tl.constexpr,
     DIM: tl.constexpr,
     COPIES: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """Grid (size / BLOCK, kv_heads): `size` tokens of sequence `seq` from `begin` on, zeros where there are fewer; COPIES
-    of each head side by side."""
+    of each head side by side. Codes become numbers."""
     head = tl.program_id(1)
     row, offs_d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, DIM)
     at = begin + row
     in_head, is_token = (offs_d < HEAD_DIM)[None, :], at < tl.load(totals + seq)
     table = tables + tl.load(table_rows + seq).to(tl.int64) * table_stride
     block = tl.load(table + at // PAGE, mask=is_token, other=0).to(tl.int64)
-    where = (block * BLOCK_STRIDE + (at % PAGE) * TOKEN_STRIDE + head * HEAD_STRIDE)[:, None] + offs_d[None, :]
-    mask = is_token[:, None] & in_head
-    k = tl.load(keys + where, mask=mask, other=0.0)
-    v = tl.load(values + where, mask=mask, other=0.0)
+    offset = at % PAGE
+    k_at, v_at = block * KEY_BLOCK + offset * KEY_TOKEN, block * VALUE_BLOCK + offset * VALUE_TOKEN
+    COMPUTE: tl.constexpr = tl.float32 if IS_CODED else keys.dtype.element_ty
+    k = load_rows(keys + head * KEY_HEAD, k_at, is_token, True, HEAD_DIM, DIM, COMPUTE, KEY_BITS)
+    v = load_rows(values + head * VALUE_HEAD, v_at, is_token, True, HEAD_DIM, DIM, COMPUTE, VALUE_BITS)
+    if HAS_ROW_SCALES:
+        k_at, v_at = block * KEY_SCALE_BLOCK + offset, block * VALUE_SCALE_BLOCK + offset
+        k *= tl.load(key_scales + head * KEY_SCALE_HEAD + k_at, mask=is_token, other=0.0).to(tl.float32)[:, None]
+        v *= tl.load(value_scales + head * VALUE_SCALE_HEAD + v_at, mask=is_token, other=0.0).to(tl.float32)[:, None]
+    elif IS_CODED and key_scales is not None:
+        k *= tl.load(key_scales + head)
+        v *= tl.load(value_scales + head)
+    k, v = k.to(to_keys.dtype.element_ty), v.to(to_values.dtype.element_ty)
     for copy in tl.static_range(COPIES):
         to = ((head.to(tl.int64) * COPIES + copy) * size + row)[:, None] * HEAD_DIM + offs_d[None, :]
         tl.store(to_keys + to, k, mask=(row < size)[:, None] & in_head)

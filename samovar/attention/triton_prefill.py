@@ -10,7 +10,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from samovar.attention.triton_tiles import finished, product, scaled_scores
+from samovar.attention.triton_tiles import (
+    VALUE_FACTOR,
+    finished,
+    load_pairs,
+    load_rows,
+    load_scales,
+    product,
+    scaled_scores,
+    side_by_side,
+    unit_rows,
+)
 
 
 @triton.jit(do_not_specialize=["table_stride", "first_seq", "stop_seq"])
@@ -28,13 +38,26 @@ def prefill_attention(
     first_seq: tl.tensor,
     stop_seq: tl.tensor,
     scale: tl.tensor,
+    key_scales: tl.tensor,  # of heads [kv_heads], or of rows [num_blocks, PAGE, kv_heads], or None
+    value_scales: tl.tensor,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
-    BLOCK_STRIDE: tl.constexpr,
-    TOKEN_STRIDE: tl.constexpr,
-    HEAD_STRIDE: tl.constexpr,
+    KEY_BLOCK: tl.constexpr,
+    KEY_TOKEN: tl.constexpr,
+    KEY_HEAD: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+    VALUE_TOKEN: tl.constexpr,
+    VALUE_HEAD: tl.constexpr,
+    KEY_SCALE_BLOCK: tl.constexpr,
+    KEY_SCALE_HEAD: tl.constexpr,
+    VALUE_SCALE_BLOCK: tl.constexpr,
+    VALUE_SCALE_HEAD: tl.constexpr,
+    IS_CODED: tl.constexpr,
+    KEY_BITS: tl.constexpr,
+    VALUE_BITS: tl.constexpr,
+    HAS_ROW_SCALES: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     EXACT: tl.constexpr,
@@ -72,12 +95,26 @@ def prefill_attention(
     heads = kv_head * GROUP + offs_m % GROUP
     is_row, in_head = (offs_m < TOKENS * GROUP) & (tokens < new), offs_d < HEAD_DIM
     at_q = ((first_row + tokens).to(tl.int64) * (KV_HEADS * GROUP) + heads)[:, None] * HEAD_DIM + offs_d[None, :]
-    query = tl.load(q + at_q, mask=is_row[:, None] & in_head[None, :], other=0.0).to(COMPUTE)
-    keys += kv_head * HEAD_STRIDE
-    values += kv_head * HEAD_STRIDE
+    query = tl.load(q + at_q, mask=is_row[:, None] & in_head[None, :], other=0.0)
+    keys += kv_head * KEY_HEAD
+    values += kv_head * VALUE_HEAD
+    value_scale = 1.0
+    if IS_CODED:
+        query, size = unit_rows(query, COMPUTE)
+        scale = scale * size
+        if HAS_ROW_SCALES:
+            value_scale = 1.0 / VALUE_FACTOR
+            key_scales += kv_head * KEY_SCALE_HEAD
+            value_scales += kv_head * VALUE_SCALE_HEAD
+        elif key_scales is not None:
+            scale *= tl.load(key_scales + kv_head)
+            value_scale = tl.load(value_scales + kv_head)
+    else:
+        query = query.to(COMPUTE)
     most = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     weight = tl.zeros((BLOCK_M,), tl.float32)
-    sums = tl.zeros((BLOCK_M, DIM), tl.float32)
+    sums = tl.zeros((BLOCK_M, DIM // 2 if VALUE_BITS == 8 else DIM), tl.float32)
+    odd_sums = sums
 
     at_first = total - new + token
     at = total - new + tokens
@@ -87,27 +124,37 @@ def prefill_attention(
         oldest = tl.maximum(at_first - WINDOW + 1, 0)
     start = oldest // BLOCK_N * BLOCK_N
     if EXACT:
-        sums, most, weight = _attend(
-            sums, most, weight, query, keys, values, table, at, start, stop, oldest, stop, scale, HEAD_DIM, PAGE,
-            BLOCK_STRIDE, TOKEN_STRIDE, WINDOW, SOFTCAP, True, BLOCK_N, DIM, COMPUTE,
+        sums, odd_sums, most, weight = _attend(
+            sums, odd_sums, most, weight, query, keys, values, key_scales, value_scales, table, at, start, stop,
+            oldest, stop, scale, HEAD_DIM, PAGE, KEY_BLOCK, KEY_TOKEN, VALUE_BLOCK, VALUE_TOKEN, KEY_SCALE_BLOCK,
+            VALUE_SCALE_BLOCK, KEY_BITS, VALUE_BITS, HAS_ROW_SCALES, WINDOW, SOFTCAP, True, BLOCK_N, DIM, COMPUTE,
         )  # fmt: skip
     else:
         # Tiles that all rows see whole lie between these two.
         seen_by_last, seen_by_first = start, (at_first + 1) // BLOCK_N * BLOCK_N
         if WINDOW > 0:
             seen_by_last = tl.maximum(tl.cdiv(stop - WINDOW, BLOCK_N) * BLOCK_N, start)
-            sums, most, weight = _attend(
-                sums, most, weight, query, keys, values, table, at, start, tl.minimum(seen_by_last, stop), oldest, stop,
-                scale, HEAD_DIM, PAGE, BLOCK_STRIDE, TOKEN_STRIDE, WINDOW, SOFTCAP, True, BLOCK_N, DIM, COMPUTE,
+            first_end = tl.minimum(seen_by_last, stop)
+            sums, odd_sums, most, weight = _attend(
+                sums, odd_sums, most, weight, query, keys, values, key_scales, value_scales, table, at, start, first_end,
+                oldest, stop, scale, HEAD_DIM, PAGE, KEY_BLOCK, KEY_TOKEN, VALUE_BLOCK, VALUE_TOKEN, KEY_SCALE_BLOCK,
+                VALUE_SCALE_BLOCK, KEY_BITS, VALUE_BITS, HAS_ROW_SCALES, WINDOW, SOFTCAP, True, BLOCK_N, DIM, COMPUTE,
             )  # fmt: skip
-        sums, most, weight = _attend(
-            sums, most, weight, query, keys, values, table, at, seen_by_last, seen_by_first, oldest, stop, scale,
-            HEAD_DIM, PAGE, BLOCK_STRIDE, TOKEN_STRIDE, WINDOW, SOFTCAP, False, BLOCK_N, DIM, COMPUTE,
+        sums, odd_sums, most, weight = _attend(
+            sums, odd_sums, most, weight, query, keys, values, key_scales, value_scales, table, at, seen_by_last, seen_by_first,
+            oldest, stop, scale, HEAD_DIM, PAGE, KEY_BLOCK, KEY_TOKEN, VALUE_BLOCK, VALUE_TOKEN, KEY_SCALE_BLOCK,
+            VALUE_SCALE_BLOCK, KEY_BITS, VALUE_BITS, HAS_ROW_SCALES, WINDOW, SOFTCAP, False, BLOCK_N, DIM, COMPUTE,
         )  # fmt: skip
-        sums, most, weight = _attend(
-            sums, most, weight, query, keys, values, table, at, tl.maximum(seen_by_last, seen_by_first), stop, oldest,
-            stop, scale, HEAD_DIM, PAGE, BLOCK_STRIDE, TOKEN_STRIDE, WINDOW, SOFTCAP, True, BLOCK_N, DIM, COMPUTE,
+        last_start = tl.maximum(seen_by_last, seen_by_first)
+        sums, odd_sums, most, weight = _attend(
+            sums, odd_sums, most, weight, query, keys, values, key_scales, value_scales, table, at, last_start, stop,
+            oldest, stop, scale, HEAD_DIM, PAGE, KEY_BLOCK, KEY_TOKEN, VALUE_BLOCK, VALUE_TOKEN, KEY_SCALE_BLOCK,
+            VALUE_SCALE_BLOCK, KEY_BITS, VALUE_BITS, HAS_ROW_SCALES, WINDOW, SOFTCAP, True, BLOCK_N, DIM, COMPUTE,
         )  # fmt: skip
+    if VALUE_BITS == 8:
+        sums = side_by_side(sums, odd_sums, BLOCK_M, DIM)
+    if IS_CODED:
+        sums *= value_scale
     result = finished(sums, most, weight, sinks, heads, is_row)
     tl.store(out + at_q, result.to(out.dtype.element_ty), mask=is_row[:, None] & in_head[None, :])
 
@@ -115,11 +162,14 @@ def prefill_attention(
 @triton.jit
 def _attend(
     sums: tl.tensor,
+    odd_sums: tl.tensor,
     most: tl.tensor,
     weight: tl.tensor,
     query: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
+    key_scales: tl.tensor,
+    value_scales: tl.tensor,
     table: tl.tensor,
     at: tl.tensor,  # [BLOCK_M] positions of the rows
     start: tl.tensor,  # multiples of BLOCK_N from here ..
@@ -129,30 +179,42 @@ def _attend(
     scale: tl.tensor,
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
-    BLOCK_STRIDE: tl.constexpr,
-    TOKEN_STRIDE: tl.constexpr,
+    KEY_BLOCK: tl.constexpr,
+    KEY_TOKEN: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+    VALUE_TOKEN: tl.constexpr,
+    KEY_SCALE_BLOCK: tl.constexpr,
+    VALUE_SCALE_BLOCK: tl.constexpr,
+    KEY_BITS: tl.constexpr,
+    VALUE_BITS: tl.constexpr,
+    HAS_ROW_SCALES: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     IS_MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     DIM: tl.constexpr,
     COMPUTE: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Take the keys start .. end into the running softmax."""
-    offs_n, offs_d = tl.arange(0, BLOCK_N), tl.arange(0, DIM)
-    in_head = offs_d < HEAD_DIM
+    offs_n = tl.arange(0, BLOCK_N)
     # Block ids are fetched one tile ahead: an address must not wait for them.
     blocks = tl.load(table + (start + offs_n) // PAGE, mask=start + offs_n < stop, other=0)
     for begin in tl.range(start, end, BLOCK_N):
         key = begin + offs_n
-        where = (blocks.to(tl.int64) * BLOCK_STRIDE + (key % PAGE) * TOKEN_STRIDE)[:, None] + offs_d[None, :]
+        page, offset = blocks.to(tl.int64), key % PAGE
         blocks = tl.load(table + (key + BLOCK_N) // PAGE, mask=key + BLOCK_N < stop, other=0)
-        mask = in_head[None, :]
-        if IS_MASKED:
-            mask = mask & ((key >= oldest) & (key < stop))[:, None]
-        k = tl.load(keys + where, mask=mask, other=0.0).to(COMPUTE)
-        v = tl.load(values + where, mask=mask, other=0.0).to(COMPUTE)
-        scores = scaled_scores(product(query, tl.trans(k), None), scale, SOFTCAP)
+        is_live = (key >= oldest) & (key < stop)
+        at_k = page * KEY_BLOCK + offset * KEY_TOKEN
+        k = load_rows(keys, at_k, is_live, IS_MASKED, HEAD_DIM, DIM, COMPUTE, KEY_BITS)
+        at_v = page * VALUE_BLOCK + offset * VALUE_TOKEN
+        if VALUE_BITS == 8:
+            v, odd_v = load_pairs(values, at_v, is_live, IS_MASKED, HEAD_DIM, DIM, COMPUTE)
+        else:
+            v = load_rows(values, at_v, is_live, IS_MASKED, HEAD_DIM, DIM, COMPUTE, VALUE_BITS)
+        products = product(query, tl.trans(k), None)
+        if HAS_ROW_SCALES:
+            products *= load_scales(key_scales, page * KEY_SCALE_BLOCK + offset, is_live, IS_MASKED)
+        scores = scaled_scores(products, scale, SOFTCAP)
         if IS_MASKED:
             is_seen = key[None, :] <= at[:, None]
             if WINDOW > 0:
@@ -163,5 +225,9 @@ def _attend(
             higher = tl.where(higher == float("-inf"), -1e30, higher)  # a row whose window has not begun yet
         decay, weights = tl.exp2(most - higher), tl.exp2(scores - higher[:, None])
         most, weight = higher, weight * decay + tl.sum(weights, 1)
+        if HAS_ROW_SCALES:
+            weights *= VALUE_FACTOR * load_scales(value_scales, page * VALUE_SCALE_BLOCK + offset, is_live, IS_MASKED)
         sums = product(weights.to(COMPUTE), v, sums * decay[:, None])
-    return sums, most, weight
+        if VALUE_BITS == 8:
+            odd_sums = product(weights.to(COMPUTE), odd_v, odd_sums * decay[:, None])
+    return sums, odd_sums, most, weight

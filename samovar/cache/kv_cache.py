@@ -7,15 +7,17 @@ from collections.abc import Sequence
 import torch
 
 from samovar.core.cache_spec import CacheSpec
+from samovar.kernels.write_kv.layout import layer_cache
 
 
 class KVCache:
-    """Two tensors per layer, each [num_blocks, block_size, kv_heads, head_dim] of `dtype`; a row's scale, where there is
-    one, stands behind it.
+    """Two tensors per layer, each [num_blocks, block_size, kv_heads, head_dim] of `dtype`; where every row has a scale,
+    two more, each [num_blocks, block_size, kv_heads]. Packed formats have bytes in place of `dtype`.
 
     `is_head_major` says how they lie in memory: a block's tokens of one head together, as GPU kernels read them (the
-    default there), or a token's heads together. Only strides differ, so nobody may assume contiguity. The memory is not
-    touched on creation: on a CPU, pages that no sequence has written to cost nothing.
+    default there), or a token's heads together. Scales stand behind the rows of their block and head, or each behind its
+    row. Only strides differ, so nobody may assume contiguity. The memory is not touched on creation: on a CPU, pages that
+    no sequence has written to cost nothing.
     """
 
     def __init__(
@@ -32,13 +34,11 @@ class KVCache:
         if is_head_major is None:
             is_head_major = torch.device(device).type != "cpu"  # "meta" stands in for a GPU
         self._memory: list[torch.Tensor] = []
-        self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.layers: list[tuple[torch.Tensor, ...]] = []
         for spec in specs:
-            tokens_and_heads = (spec.num_kv_heads, block_size) if is_head_major else (block_size, spec.num_kv_heads)
-            shape = (num_blocks, *tokens_and_heads, spec.row_bytes // dtype.itemsize)
-            keys, values = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
-            self._memory += (keys, values)
-            self.layers.append((keys.transpose(1, 2), values.transpose(1, 2)) if is_head_major else (keys, values))
+            memory, tensors = layer_cache(spec, (num_blocks, block_size), dtype, device, is_head_major)
+            self._memory += memory
+            self.layers.append(tensors)
 
     @property
     def nbytes(self) -> int:
@@ -56,4 +56,5 @@ class KVCache:
         numbers = torch.tensor(pairs, pin_memory=device.type == "cuda")
         sources, targets = numbers.to(device, non_blocking=True).unbind(1)
         for tensor in self._memory:
-            tensor.index_copy_(0, targets, tensor.index_select(0, sources))
+            whole = tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor  # torch copies no float8 on CPUs
+            whole.index_copy_(0, targets, whole.index_select(0, sources))

@@ -13,7 +13,11 @@ from samovar.kernels.rope import rope
 from samovar.kernels.write_kv import write_kv
 
 
-@op(prefer=("triton",), mutates=("key_cache", "value_cache"), plain_is_best=("cpu",))
+@op(
+    prefer=("triton",),
+    mutates=("key_cache", "value_cache", "key_scales", "value_scales"),
+    plain_is_best=("cpu",),
+)
 def rope_write_kv(
     qkv: torch.Tensor,
     cos: torch.Tensor,
@@ -25,11 +29,14 @@ def rope_write_kv(
     k_weight: torch.Tensor | None,
     eps: float,
     heads: int,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Norm (where a weight is given) and turn queries and keys, write keys and values; returns the queries.
 
     qkv [tokens, heads + 2 * kv_heads, head_dim]: `heads` of queries, then the keys', then the values'. cos, sin as in
-    `rope`; caches and slot_mapping as in `write_kv`; q_weight, k_weight [head_dim] as in `rms_norm`, over each head.
+    `rope`; caches, scales and slot_mapping as in `write_kv`, but no packed codes; q_weight, k_weight [head_dim] as in
+    `rms_norm`, over each head.
     The result [tokens, heads, head_dim] is contiguous.
     """
     kv_heads = key_cache.shape[2]
@@ -37,7 +44,7 @@ def rope_write_kv(
     q = q if q_weight is None else rms_norm(q, q_weight, eps)
     k = k if k_weight is None else rms_norm(k, k_weight, eps)
     q, k = rope(q, k, cos, sin)
-    write_kv(k, v, key_cache, value_cache, slot_mapping)
+    write_kv(k, v, key_cache, value_cache, slot_mapping, key_scales, value_scales)
     return q
 
 

@@ -8,22 +8,37 @@ from typing import Any
 import torch
 
 from samovar.kernels.op import op
+from samovar.kernels.write_kv.rows import as_bytes, encode
 
 
-@op(prefer=("triton", "torch_rows"), mutates=("key_cache", "value_cache"))
+@op(
+    prefer=("triton", "torch_rows"),
+    mutates=("key_cache", "value_cache", "key_scales", "value_scales"),
+)
 def write_kv(
-    k: torch.Tensor, v: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, slot_mapping: torch.Tensor
+    k: torch.Tensor,
+    v: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
 ) -> None:
-    """cache[slot // block_size, slot % block_size] = row for every row, converted to the cache's dtype.
+    """cache[slot // block_size, slot % block_size] = row for every row, stored as the cache does it (see `rows`).
 
-    k, v [tokens, kv_heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim] in any memory order;
-    slot_mapping [tokens] int64, block id * block_size + offset, no slot twice. A row with a negative slot is skipped.
+    k, v [tokens, kv_heads, head_dim]; caches [num_blocks, block_size, kv_heads, head_dim, or bytes of packed codes] in any
+    memory order; slot_mapping [tokens] int64, block id * block_size + offset, no slot twice. A row with a negative slot is
+    skipped. Scales are those of heads, float32 [kv_heads], which are read, or of rows [num_blocks, block_size, kv_heads],
+    which are written.
     """
     kept = slot_mapping >= 0
     slots, block_size = slot_mapping[kept], key_cache.shape[1]
     at = (slots // block_size, slots % block_size)
-    key_cache[at] = k[kept].to(key_cache.dtype)
-    value_cache[at] = v[kept].to(value_cache.dtype)
+    for x, cache, scales in ((k, key_cache, key_scales), (v, value_cache, value_scales)):
+        codes, row_scales = encode(x[kept], cache, scales)
+        as_bytes(cache)[at] = as_bytes(codes)
+        if scales is not None and row_scales is not None:
+            scales[at] = row_scales.to(scales.dtype)
 
 
 @write_kv.examples
