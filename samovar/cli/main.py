@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "warmup": ("samovar.cli.warmup", "compile a model's GPU kernels now, to start faster later"),
     "doctor": ("samovar.cli.doctor", "say what this machine offers and what will be used"),
     "pull": ("samovar.cli.pull", "download a model now, to use it later without a network"),
+    "eval": ("samovar.cli.eval", "quality: ppl, kl (divergence from a reference), gsm8k, or needle"),
     "bench": ("samovar.cli.bench", "measure: startup, latency, prefill, throughput, or serve (a running server)"),
 }
 """Name -> module and what it does."""
@@ -36,6 +37,17 @@ BENCHES: dict[str, tuple[str, str]] = {
     "serve": ("samovar.cli.bench.serve", "a running server under a load of requests"),
 }
 """Subcommands of `bench`."""
+
+EVALUATIONS: dict[str, tuple[str, str]] = {
+    "ppl": ("samovar.cli.eval.ppl", "perplexity on a fixed text"),
+    "kl": ("samovar.cli.eval.kl", "divergence of a quantized model's distributions from its own unquantized ones"),
+    "gsm8k": ("samovar.cli.eval.gsm8k", "school arithmetic in words, answered greedily"),
+    "needle": ("samovar.cli.eval.needle", "a fact found again in long prompts, by length and depth"),
+}
+"""Subcommands of `eval`."""
+
+GROUPS = {"bench": BENCHES, "eval": EVALUATIONS}
+"""Commands that have commands of their own."""
 
 ALIASES = {"collect-env": "doctor"}
 
@@ -81,8 +93,8 @@ def _dispatch(words: list[str]) -> int:
 
         print(__version__)
         return 0
-    if name == "bench":
-        return _choose("samovar bench", BENCHES, words[1:], "")
+    if name in GROUPS:
+        return _choose(f"samovar {name}", GROUPS[name], words[1:], "")
     return _choose("samovar", COMMANDS, words, HINT)
 
 

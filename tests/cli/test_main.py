@@ -14,12 +14,12 @@ import numpy
 import pytest
 
 from samovar.cli import doctor
-from samovar.cli.main import ALIASES, BENCHES, COMMANDS, main
+from samovar.cli.main import ALIASES, COMMANDS, GROUPS, main
 from samovar.config.load import all_settings
 from samovar.hardware.device import probe
 
-EVERY = {**COMMANDS, **{f"bench {name}": entry for name, entry in BENCHES.items()}}
-RUNNABLE = {name: module for name, (module, _) in EVERY.items() if name != "bench"}
+INNER = {f"{group} {name}": entry for group, table in GROUPS.items() for name, entry in table.items()}
+RUNNABLE = {name: module for name, (module, _) in (COMMANDS | INNER).items() if name not in GROUPS}
 
 
 def fresh(code: str) -> Any:
@@ -98,10 +98,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_overviews(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, table in (([], COMMANDS), (["--help"], COMMANDS), (["bench"], BENCHES), (["bench", "--help"], BENCHES)):
-        assert main(words) == 0
-        text = capsys.readouterr().out
-        assert all(name in text and summary in text for name, (_, summary) in table.items())
+    tables = [([], COMMANDS), *(([group], table) for group, table in GROUPS.items())]
+    for words, table in tables:
+        for asked in (words, [*words, "--help"]):
+            assert main(asked) == 0
+            text = capsys.readouterr().out
+            assert all(name in text and summary in text for name, (_, summary) in table.items())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""`samovar eval`: what a format costs in quality: perplexity, divergence, answered questions, found needles."""
