@@ -10,7 +10,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -54,7 +54,7 @@ def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16) * (0.02 if shape[0] > 512 else 1.0)
 
 
-def prepare(runs: list[Run]) -> None:
+def prepare(runs: Sequence[Run]) -> None:
     """Compile what the runs launch, side by side."""
     with noting() as notes:
         for run in runs:

@@ -32,7 +32,7 @@ class ModelConfig(Group):
     load_format: str = field(default="auto", choices=("auto", "safetensors", "gguf", "dummy"))
     """File format; "dummy" fills random weights without reading any."""
     quantization: str | None = field(default=None)
-    """Weight format, if it cannot be read from the checkpoint."""
+    """Weight format: the checkpoint's own, or fp8, int8, int4, nvfp4 or mxfp4, which plain linears become at load time."""
     hf_overrides: dict[str, Any] = field(factory=dict)
     """JSON object laid over config.json."""
     generation_config: str = field(default="auto")
@@ -61,10 +61,14 @@ class CacheConfig(Group):
     """Tokens in one cache block. 0: chosen for the device."""
     kv_cache_dtype: str = field(
         default="auto",
-        choices=("auto", "float32", "bfloat16", "float16", "fp8_e4m3", "int8"),
+        choices=(
+            *("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"),
+            *("k8v4", "tq3.5", "tq2.5"),
+        ),
         flags=("--cpu-kv-dtype",),
     )
-    """Type of cached keys and values; auto follows the model. fp8_e4m3 and int8 need the CPU kernels."""
+    """Type of cached keys and values; auto follows the model, fp8 is fp8_e4m3. k8v4 has keys of 8 bits and values of 4;
+    tq3.5 and tq2.5 (TurboQuant) rotate rows and keep 3.5 or 2.5 bits of a number."""
     enable_prefix_caching: bool = field(default=True)
     """Reuse the cache of equal prompt beginnings."""
     memory: str | None = field(default=None)

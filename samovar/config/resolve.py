@@ -100,6 +100,8 @@ def dtype(config: EngineConfig, description: ModelDescription, facts: DeviceFact
 
 def kv_cache_dtype(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> Decision | None:
     """Follows the model."""
+    if config.cache.kv_cache_dtype == "fp8":
+        return Decision("kv_cache_dtype", "fp8_e4m3", "fp8 means fp8_e4m3")
     if config.cache.kv_cache_dtype != "auto":
         return None
     return Decision("kv_cache_dtype", config.model.dtype, "follows --dtype")

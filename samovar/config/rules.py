@@ -8,11 +8,9 @@ from importlib.util import find_spec
 from samovar.config.description import ModelDescription
 from samovar.config.engine import EngineConfig
 from samovar.config.groups import ServerConfig
+from samovar.config.weight_formats import AT_LOAD, names, stored_name
 from samovar.core.device_facts import DeviceFacts
 from samovar.errors import ConfigError
-
-EIGHT_BITS = ("fp8_e4m3", "int8")
-"""Types of cached keys and values that only the library of CPU kernels has."""
 
 
 def no_remote_code(config: EngineConfig) -> str | None:
@@ -29,26 +27,10 @@ def one_device(config: EngineConfig) -> str | None:
     return None
 
 
-def format_from_checkpoint(config: EngineConfig) -> str | None:
-    """The weight format is what the checkpoint says."""
-    if (name := config.model.quantization) not in (None, "gguf"):
-        return f"--quantization {name} is not available yet: quantized weights are read from GGUF files only; leave the flag out"
-    return None
-
-
 def no_determinism_on_cpu(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> str | None:
     """Batch-invariant kernels exist for GPUs only."""
     if config.device.deterministic and facts.kind == "cpu":
         return "--deterministic needs a GPU: no kernel for CPUs is batch-invariant; requests with a seed repeat at equal batch sizes"
-    return None
-
-
-def small_cache_needs_kernels(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> str | None:
-    """Keys and values of 8 bits exist where the library of CPU kernels is."""
-    kind = config.cache.kv_cache_dtype
-    if kind in EIGHT_BITS and not facts.has_kernels:
-        where = "which are not there" if facts.kind == "cpu" else "and this is a GPU"
-        return f"--kv-cache-dtype {kind} needs the CPU kernels, {where}; use --kv-cache-dtype auto"
     return None
 
 
@@ -114,11 +96,18 @@ def format_is_there(config: EngineConfig, description: ModelDescription, facts: 
     return None
 
 
-def gguf_is_there(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> str | None:
-    """`--quantization gguf` is for GGUF files."""
-    if config.model.quantization == "gguf" and description.format not in ("gguf", "dummy"):
-        return f"--quantization gguf: {description.path} is {description.format}; leave the flag out"
-    return None
+def quantization_is_there(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> str | None:
+    """The format asked for is the checkpoint's own, or one that plain linears can be brought into."""
+    asked, stored = config.model.quantization, stored_name(description)
+    if asked is None or names(asked, stored) or (asked == "gguf" and description.format == "dummy"):
+        return None
+    if asked in AT_LOAD and stored != "gguf":
+        return None
+    what = "plain" if stored is None else f"quantized as {stored}" if stored != "gguf" else "a GGUF file"
+    choice = (
+        "" if stored == "gguf" else f" or choose one of {', '.join(AT_LOAD)}, which plain linears become while loading"
+    )
+    return f"--quantization {asked}: {description.path} is {what}; leave the flag out{choice}"
 
 
 def context_within_model(config: EngineConfig, description: ModelDescription, facts: DeviceFacts) -> str | None:
@@ -135,7 +124,6 @@ def context_within_model(config: EngineConfig, description: ModelDescription, fa
 REQUEST_RULES: tuple[Callable[[EngineConfig], str | None], ...] = (
     no_remote_code,
     one_device,
-    format_from_checkpoint,
     one_memory_budget,
     one_kv_size,
     xgrammar_is_there,
@@ -147,10 +135,9 @@ REQUEST_RULES: tuple[Callable[[EngineConfig], str | None], ...] = (
 RESULT_RULES: tuple[Callable[[EngineConfig, ModelDescription, DeviceFacts], str | None], ...] = (
     device_is_there,
     format_is_there,
-    gguf_is_there,
+    quantization_is_there,
     context_within_model,
     no_determinism_on_cpu,
-    small_cache_needs_kernels,
 )
 """What can be said when nothing is open any more."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from samovar.config.engine import EngineConfig
 from samovar.config.parse import parse_integer
 from samovar.config.resolve import DEFAULT_BLOCK_SIZE, DEFAULT_NUM_SEQS
-from samovar.core.cache_spec import CacheSpec
+from samovar.core.cache_spec import KINDS, CacheSpec
 from samovar.core.device_facts import DeviceFacts
 from samovar.errors import ConfigError, MemoryPlanError
 
@@ -47,6 +47,8 @@ SAMPLING_COPIES = 6
 """Float32 copies of its logits that the sampler may hold."""
 GATHERED_KEYS = 16384
 """Keys that attention gathers for several sequences at once."""
+DECODED_BYTES = 16
+"""What torch holds of each number while it makes it from a code."""
 QUERY_TILE = 256
 """Queries of one sequence that attend together."""
 HISTORY_STEP, SQUARE_STEP = 1024, 512
@@ -95,6 +97,8 @@ class MemoryPlan:
     max_model_len: int
     budget_bytes: int
     explanation: str
+    capacities: tuple[tuple[str, int], ...] = ()
+    """Tokens that the cache's bytes would hold by kind of cache, as `--kv-cache-dtype` chooses it."""
 
     @property
     def total_bytes(self) -> int:
@@ -170,7 +174,13 @@ def _plan(shape: ModelShape, facts: DeviceFacts, config: EngineConfig, length: i
             f"{cache_why} needs {_show(sum(size for _, size in lines))} with the rest, but {_show(budget)} may be used "
             f"({why}): a cache of {_show(max(room, 0))} would fit"
         )
-    return MemoryPlan(lines, num_blocks, min(length, fitting), budget, f"{why}; {cache_why}")
+    capacities = tuple((kind, num_blocks * block_bytes // size) for kind, size in _token_sizes(shape) if size)
+    return MemoryPlan(lines, num_blocks, min(length, fitting), budget, f"{why}; {cache_why}", capacities)
+
+
+def _token_sizes(shape: ModelShape) -> list[tuple[str, int]]:
+    """Bytes of a token by kind of cache."""
+    return [(kind, sum(spec.stored_as(kind).bytes_per_token for spec in shape.cache_specs)) for kind in KINDS]
 
 
 def _has_exact_cache(config: EngineConfig) -> bool:
@@ -270,6 +280,7 @@ def attention_bytes(shape: ModelShape, length: int, num_seqs: int) -> int:
         keys = max(visible, min(GATHERED_KEYS, num_seqs * visible))
         row = 2 * spec.num_kv_heads * spec.head_dim
         converted = shape.element_bytes if shape.element_bytes != spec.bytes_per_element else 0
+        converted += DECODED_BYTES if spec.bytes_per_element == 1 else 0
         total = keys * row * (spec.bytes_per_element + converted) + QUERY_TILE * visible * mask_bytes
         if shape.keeps_scores:
             total += shape.num_heads * QUERY_TILE * visible * 8 + keys * row * 4

@@ -261,9 +261,9 @@ def in_one_line(error: BaseException) -> str:
 
 
 def cast_arguments(arguments: Iterable[Any], dtype: torch.dtype, device: torch.device | str) -> tuple[Any, ...]:
-    """Fresh copies of example arguments: floating-point tensors in `dtype`, others as they are, all on `device`."""
+    """Fresh copies of example arguments: floating-point tensors in `dtype`, codes as they are, all on `device`."""
     return tuple(
-        a.to(device=device, dtype=dtype if a.is_floating_point() else None, copy=True)
+        a.to(device=device, dtype=dtype if a.is_floating_point() and a.itemsize > 1 else None, copy=True)
         if isinstance(a, torch.Tensor)
         else a
         for a in arguments
@@ -280,7 +280,8 @@ def compare(
         given = cast_arguments(arguments, dtype, device)
         result: Any = run(*given)  # type: ignore[call-arg]
         names = op.reference.__code__.co_varnames
-        written = [given[names.index(name)] for name in op.mutates]
+        at = (names.index(name) for name in op.mutates)
+        written = [given[i] for i in at if i < len(given) and given[i] is not None]
         results.append([*(result if isinstance(result, tuple) else () if result is None else (result,)), *written])
     absolute, relative = op.tolerance_of(dtype)
     for expected, got in zip(*results, strict=True):

@@ -6,6 +6,7 @@ from samovar.layers.embedding import Embedding, LMHead
 from samovar.layers.layer import Layer, Placement, Source, bind
 from samovar.layers.linear import ColumnLinear, Linear, QKVLinear, RowLinear
 from samovar.layers.mlp import GatedActivation, GatedMLP
+from samovar.layers.moe import Experts, ExpertStorage, Router, Routing, SharedGate, SparseMLP
 from samovar.layers.norm import AddRMSNorm, HeadsRMSNorm, RMSNorm
 from samovar.layers.rope import Rope, RopeParameters
 
@@ -14,6 +15,8 @@ __all__ = [
     "Attention",
     "ColumnLinear",
     "Embedding",
+    "ExpertStorage",
+    "Experts",
     "ForwardBatch",
     "GatedActivation",
     "GatedMLP",
@@ -26,7 +29,11 @@ __all__ = [
     "RMSNorm",
     "Rope",
     "RopeParameters",
+    "Router",
+    "Routing",
     "RowLinear",
+    "SharedGate",
     "Source",
+    "SparseMLP",
     "bind",
 ]

@@ -17,6 +17,7 @@ class Table(Layer):
     def hold(self, place: Placement) -> None:
         """Allocate this rank's rows."""
         self.tp, self.rows = place.tp, place.tp.share(self.vocab_size, "the vocabulary size")
+        self.compute_dtype = place.dtype
         self.quant = place.table(self.path).of_parts([self.stored(f"{self.path}.weight")])
         self.weights = self.quant.allocate(
             self.quant.tensors, {"out": self.rows, "in": self.dim, "part": 1}, [self.rows], place.empty
@@ -24,13 +25,22 @@ class Table(Layer):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The rows, as the format holds them."""
+        """The rows, as a plain format holds them."""
         return self.weights["weight"]
 
     def sources(self) -> list[Source]:
-        """The weight, [vocabulary, dim] in the checkpoint."""
-        axis, shard = 0 if self.tp.size > 1 else None, (self.tp.rank, self.tp.size)
-        return [Source(self.stored(f"{self.path}.weight"), self.weight, axis=axis, shard=shard)]
+        """Everything that the format stores; the plain weight is [vocabulary, dim] in the checkpoint."""
+        copies = []
+        for spec in self.quant.tensors:
+            axis = spec.index_of("out") if self.tp.size > 1 else None
+            target = self.quant.part_of(self.weights, spec, 0, 0, self.rows)
+            shard = (0, 1) if axis is None else (self.tp.rank, self.tp.size)
+            copies.append(Source(self.stored(f"{self.path}.{spec.name}"), target, axis, shard))
+        return copies
+
+    def dummy(self, source: Source) -> torch.Tensor | None:
+        """See `Layer`."""
+        return self.quant.dummy(source.name.rpartition(".")[2], source.target)
 
     def resident_bytes(self) -> int:
         """See `Layer`."""
@@ -86,7 +96,7 @@ class LMHead(Table):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The rows, as the format holds them."""
+        """The rows, as a plain format holds them."""
         return self.table.weights["weight"]
 
     def sources(self) -> list[Source]:
@@ -95,7 +105,12 @@ class LMHead(Table):
 
     def unread(self) -> set[str]:
         """A tied checkpoint may hold the tensor a second time."""
-        return set() if self.tied[0] is None else {self.stored(f"{self.path}.weight")}
+        return self.zeros() if self.tied[0] is None else {self.stored(f"{self.path}.weight")}
+
+    def zeros(self) -> set[str]:
+        """See `Linear`: a quantized head may have a bias that says nothing."""
+        is_own = self.tied[0] is None and self.quant.may_store_zero_bias
+        return {self.stored(f"{self.path}.bias")} if is_own else set()
 
     def resident_bytes(self) -> int:
         """See `Layer`."""

@@ -39,7 +39,8 @@ class Placement:
 
     `dtype` is that of weights and activations, `cache_dtype` that of cached keys and values (None: the same);
     `max_model_len` is the longest sequence that will be served (some rope scalings depend on it; None: what the
-    model was made for); `quant_for` gives the format of a layer by its path.
+    model was made for); `quant_for` gives the format of a layer by its path. With `ep`, whole experts of a mixture are
+    split over that axis; None: every expert is split over `tp`.
     """
 
     dtype: torch.dtype
@@ -47,8 +48,13 @@ class Placement:
     kernels: Kernels
     cache_dtype: torch.dtype | None = None
     tp: Axis = field(default_factory=Axis)
+    ep: Axis | None = None
     max_model_len: int | None = None
     quant_for: Callable[[str], QuantMethod] | None = None
+    packed_cache: str | None = None
+    """An entry of `core.cache_spec.PACKED`, in place of `cache_dtype`."""
+    stored_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Tensors of the checkpoint, as far as they are known."""
 
     def quant(self, path: str) -> QuantMethod:
         """The weight format of the layer at `path`."""
@@ -90,6 +96,14 @@ class Layer(nn.Module):
     def unread(self) -> set[str]:
         """Checkpoint names that may be present and are left unread on purpose, such as the copy of a tied weight."""
         return set()
+
+    def zeros(self) -> set[str]:
+        """Those of `unread` that must be nothing but zeros."""
+        return set()
+
+    def dummy(self, source: Source) -> torch.Tensor | None:
+        """What a made-up checkpoint must have for `source`; None: any numbers will do."""
+        return None
 
     def resident_bytes(self) -> int:
         """Bytes that this rank's tensors take once `after_load` is over; those of another layer do not count."""

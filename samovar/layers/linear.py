@@ -9,6 +9,7 @@ import torch
 from samovar.layers.layer import Layer, Placement, Source
 from samovar.layers.norm import head_shard
 from samovar.quant.base import Dim, FeatureAxis, TensorSpec
+from samovar.quant.dims import check_cut
 
 
 class Linear(Layer):
@@ -32,9 +33,9 @@ class Linear(Layer):
         self.tp, self.quant = place.tp, place.quant(self.path).of_parts(self._weight_names())
         self.shards = [self.shard_of(rows, place) for rows in self.parts.values()]
         self.rows = [rows // count for rows, (_, count) in zip(self.parts.values(), self.shards, strict=True)]
-        self.specs = list(self.quant.tensors)
-        if self.has_bias:
-            self.specs.append(TensorSpec("bias", place.dtype, (Dim("out"),)))
+        biases = [TensorSpec("bias", place.dtype, (Dim("out"),))] if self.has_bias else []
+        self.specs = [*self.quant.tensors, *biases]
+        self.part_specs = [[*self.quant.tensors_of(part), *biases] for part in range(len(self.parts))]
         features: dict[FeatureAxis, int] = {
             "out": sum(self.rows),
             "in": self.in_features,
@@ -43,8 +44,18 @@ class Linear(Layer):
         if self.split == "in":
             features["in"] = self.tp.share(self.in_features, f"the input width of {self.path}")
         self.num_inputs, self.compute_dtype = features["in"], place.dtype
+        self._check_cuts()
         self.weights = self.quant.allocate(self.specs, features, self.rows, place.empty)
         self.bias = self.weights.get("bias")
+
+    def _check_cuts(self) -> None:
+        """Refuse shares that end inside of what has one scale."""
+        for part, (name, rows, (_, count)) in enumerate(zip(self._prefixes(), self.rows, self.shards, strict=True)):
+            for spec in self.quant.tensors_of(part):
+                if count > 1:
+                    check_cut(spec, "out", rows, self.stored(name))
+                if self.split == "in" and self.tp.size > 1:
+                    check_cut(spec, "in", self.num_inputs, self.stored(name))
 
     def _weight_names(self) -> list[str]:
         """What the checkpoint calls the weights that are joined here."""
@@ -69,7 +80,7 @@ class Linear(Layer):
             return [source for spec in self.specs for source in self._fused_sources(spec)]
         row, copies = 0, []
         for part, (prefix, rows, shard) in enumerate(zip(self._prefixes(), self.rows, self.shards, strict=True)):
-            for spec in self.specs:
+            for spec in self.part_specs[part]:
                 target = self.quant.part_of(self.weights, spec, part, row, rows)
                 axis = spec.index_of(self.split) if self.split is not None else None
                 pieces = (self.tp.rank, self.tp.size) if self.split == "in" else shard
@@ -95,6 +106,19 @@ class Linear(Layer):
                 copies.append(Source(name, view, axis, (start // unit + piece, total // unit)))
             first, row = first + features, row + rows
         return copies
+
+    def unread(self) -> set[str]:
+        """See `Layer`."""
+        return self.zeros()
+
+    def zeros(self) -> set[str]:
+        """GPTQ's tools write a bias for every linear, of zeros where the model has none."""
+        is_own = self.has_bias or not self.quant.may_store_zero_bias
+        return set() if is_own else {name.removesuffix("weight") + "bias" for name in self._weight_names()}
+
+    def dummy(self, source: Source) -> torch.Tensor | None:
+        """See `Layer`."""
+        return self.quant.dummy(source.name.rpartition(".")[2], source.target)
 
     def resident_bytes(self) -> int:
         """See `Layer`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from samovar.quant.base import Dim, TensorSpec
+from samovar.quant.coded import kind_of_integers, packed_integers
 from samovar.quant.dims import grouped
 from samovar.quant.grouped import Grouped, transposed, unsigned
 from samovar.quant.numbers.packing import unpack_awq
@@ -42,6 +43,18 @@ class AWQ(Grouped):
         """See `Stored`."""
         zeros, scales = unpack_awq(weights.pop("qzeros")), weights.pop("scales")
         return {**weights, "scale": transposed(scales), "zero": unsigned(zeros)}
+
+    def kind(self) -> str | None:
+        """See `Stored`."""
+        return kind_of_integers(self.group_size, self.num_inputs, has_zero=True)
+
+    def coded(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
+        """See `Stored`."""
+        kind = self.kind()
+        if kind is None:
+            return None
+        codes = unpack_awq(weights["qweight"]).t()
+        return packed_integers(kind, codes, weights["scale"], weights["zero"])
 
     def numbers(self, weights: dict[str, torch.Tensor], first: int, count: int) -> torch.Tensor:
         """See `Grouped`."""

@@ -14,9 +14,9 @@ from torch.nn.functional import embedding
 from samovar.kernels.logits import logits
 from samovar.kernels.op import Kernels
 from samovar.kernels.rms_norm import rms_norm
-from samovar.quant.specs import GATED, Activation, Dim, FeatureAxis, TensorSpec
+from samovar.quant.specs import GATED, Activation, Dim, FeatureAxis, TensorSpec, Weights
 
-__all__ = ["GATED", "Activation", "Dim", "FeatureAxis", "QuantMethod", "TensorSpec"]
+__all__ = ["GATED", "Activation", "Dim", "FeatureAxis", "QuantMethod", "TensorSpec", "Weights"]
 
 
 class QuantMethod:
@@ -29,6 +29,10 @@ class QuantMethod:
     tensors: tuple[TensorSpec, ...]
     holds_tables: ClassVar[bool] = False
     """Also for embeddings and heads; where not, those are plain."""
+    may_store_zero_bias: ClassVar[bool] = False
+    """Whether checkpoints have a bias of zeros for linears without one."""
+    note: str = ""
+    """What people should know about how it is multiplied."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
@@ -43,13 +47,11 @@ class QuantMethod:
         features: dict[FeatureAxis, int],
         part_rows: Sequence[int],
         empty: Callable[..., torch.Tensor],
-    ) -> dict[str, torch.Tensor]:
+    ) -> Weights:
         """Unfilled memory for `specs`, on a rank that holds `features`, of which each part has `part_rows` outputs."""
         return {spec.name: empty(*spec.shape(features), dtype=spec.dtype) for spec in specs}
 
-    def part_of(
-        self, weights: dict[str, torch.Tensor], spec: TensorSpec, part: int, first_row: int, rows: int
-    ) -> torch.Tensor:
+    def part_of(self, weights: Weights, spec: TensorSpec, part: int, first_row: int, rows: int) -> torch.Tensor:
         """Where `spec` of one part is, which has the outputs from `first_row` on: a view of what was allocated."""
         target = weights[spec.name]
         for index, dim in enumerate(spec.dims):
@@ -59,33 +61,30 @@ class QuantMethod:
                 target = target.narrow(index, part, 1)
         return target
 
-    def resident_bytes(self, weights: dict[str, torch.Tensor], part_rows: Sequence[int]) -> int:
+    def tensors_of(self, part: int) -> tuple[TensorSpec, ...]:
+        """What the checkpoint stores for one part of a layer that joins several."""
+        return self.tensors
+
+    def dummy(self, name: str, like: torch.Tensor) -> torch.Tensor | None:
+        """Values for a tensor whose name in the checkpoint ends in `name`, where not any numbers will do."""
+        return None
+
+    def resident_bytes(self, weights: Weights, part_rows: Sequence[int]) -> int:
         """What `weights`, as allocated, will take once `after_load` is over."""
         return sum(tensor.nbytes for tensor in weights.values())
 
-    def multiply(
-        self, x: torch.Tensor, weights: dict[str, torch.Tensor], bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def multiply(self, x: torch.Tensor, weights: Weights, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [tokens, in] times the stored weight, plus bias -> [tokens, out]."""
         raise NotImplementedError(f"{type(self).__name__} has no multiply")
 
     def add_multiply(
-        self,
-        x: torch.Tensor,
-        weights: dict[str, torch.Tensor],
-        residual: torch.Tensor,
-        bias: torch.Tensor | None = None,
+        self, x: torch.Tensor, weights: Weights, residual: torch.Tensor, bias: torch.Tensor | None = None
     ) -> None:
         """residual [tokens, out] += `multiply(x)`, in place."""
         residual.add_(self.multiply(x, weights, bias))
 
     def norm_multiply(
-        self,
-        x: torch.Tensor,
-        norm_weight: torch.Tensor,
-        eps: float,
-        weights: dict[str, torch.Tensor],
-        bias: torch.Tensor | None = None,
+        self, x: torch.Tensor, norm_weight: torch.Tensor, eps: float, weights: Weights, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """`multiply` of the RMS norm of x [tokens, in]; norm_weight [in] is of x's dtype or float32."""
         return self.multiply(self.kernels.use(rms_norm)(x, norm_weight, eps), weights, bias)
@@ -95,7 +94,7 @@ class QuantMethod:
         x: torch.Tensor,
         norm_weight: torch.Tensor,
         eps: float,
-        weights: dict[str, torch.Tensor],
+        weights: Weights,
         activation: Activation,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -103,15 +102,15 @@ class QuantMethod:
         of `GATED`."""
         return self.kernels.use(GATED[activation])(self.norm_multiply(x, norm_weight, eps, weights, bias))
 
-    def look_up(self, token_ids: torch.Tensor, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+    def look_up(self, token_ids: torch.Tensor, weights: Weights) -> torch.Tensor:
         """Rows [tokens, in] of the stored weight, for formats that hold tables."""
         return embedding(token_ids, weights["weight"])
 
-    def logits(self, x: torch.Tensor, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+    def logits(self, x: torch.Tensor, weights: Weights) -> torch.Tensor:
         """`multiply` without a bias in float32, for formats that hold tables."""
         return self.kernels.use(logits)(x, weights["weight"])
 
-    def after_load(self, weights: dict[str, torch.Tensor], part_rows: list[int]) -> dict[str, torch.Tensor]:
+    def after_load(self, weights: Weights, part_rows: list[int]) -> Weights:
         """Repack what was loaded for the kernel; the default keeps the checkpoint's layout.
 
         `part_rows` are the output features of each fused part held here, in order.

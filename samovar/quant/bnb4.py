@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from samovar.errors import CheckpointError
-from samovar.quant.base import Dim, FeatureAxis, TensorSpec
+from samovar.quant.base import Dim, FeatureAxis, TensorSpec, Weights
+from samovar.quant.bnb_state import BLOCK_SIZE, NESTED_BLOCK_SIZE, described, made_up
+from samovar.quant.numbers.codebooks import VALUES
 from samovar.quant.numbers.packing import unpack_pairs
 from samovar.quant.scheme import Layer
 from samovar.quant.stored import Stored
 
-BLOCK_SIZE, NESTED_BLOCK_SIZE = 64, 256
 STATE_BYTES = 160
 """Length of the description that every tensor has, if headers were not read; it is JSON and varies."""
 
@@ -54,7 +52,7 @@ class Bnb4(Stored):
         features: dict[FeatureAxis, int],
         part_rows: Sequence[int],
         empty: Callable[..., torch.Tensor],
-    ) -> dict[str, torch.Tensor]:
+    ) -> Weights:
         """See `QuantMethod`."""
         own = {spec.name for spec in self.tensors}
         weights = super().allocate([s for s in specs if s.name not in own], features, part_rows, empty)
@@ -76,18 +74,24 @@ class Bnb4(Stored):
             self.state: known,
         }
 
-    def part_of(
-        self, weights: dict[str, torch.Tensor], spec: TensorSpec, part: int, first_row: int, rows: int
-    ) -> torch.Tensor:
+    def part_of(self, weights: Weights, spec: TensorSpec, part: int, first_row: int, rows: int) -> torch.Tensor:
         """See `QuantMethod`."""
         own = weights.get(f"{spec.name}.{part}")
         return super().part_of(weights, spec, part, first_row, rows) if own is None else own
 
-    def repack(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def dummy(self, name: str, like: torch.Tensor) -> torch.Tensor | None:
+        """See `QuantMethod`."""
+        if name == "quant_map":
+            return torch.tensor(VALUES[self.scheme.kind])
+        if name != self.state.rpartition(".")[2]:
+            return None if like.dtype is torch.uint8 else torch.full_like(like, 2.0**-5)
+        return made_up(len(like))
+
+    def repack(self, weights: Weights) -> Weights:
         """See `Stored`."""
         kept = {name: tensor for name, tensor in weights.items() if name == "bias"}
         for part, name in enumerate(self.names[: len(self.part_rows)]):
-            state = _described(weights[f"{self.state}.{part}"], name)
+            state = described(weights[f"{self.state}.{part}"], name)
             absmax = weights[f"weight.absmax.{part}"]
             if self.scheme.nested:
                 outer = weights[f"weight.nested_absmax.{part}"].repeat_interleave(NESTED_BLOCK_SIZE)[: len(absmax)]
@@ -98,21 +102,10 @@ class Bnb4(Stored):
             kept[f"absmax.{part}"], kept[f"map.{part}"] = absmax, weights[f"weight.quant_map.{part}"]
         return kept
 
-    def rows(self, weights: dict[str, torch.Tensor], first: int, count: int, part: int) -> torch.Tensor:
+    def rows(self, weights: Weights, first: int, count: int, part: int) -> torch.Tensor:
         """See `Stored`. A block of rows begins with a block of scales, for it has a multiple of 64 rows."""
         start, size = (first - sum(self.part_rows[:part])) * self.num_inputs, count * self.num_inputs
         codes = unpack_pairs(weights[f"weight.{part}"][start // 2 : -(-(start + size) // 2)], high_first=True)[:size]
         scales = weights[f"absmax.{part}"][start // BLOCK_SIZE : -(-(start + size) // BLOCK_SIZE)]
         values = weights[f"map.{part}"][codes.int()] * scales.repeat_interleave(BLOCK_SIZE)[:size]
         return values.view(count, self.num_inputs)
-
-
-def _described(raw: torch.Tensor, name: str) -> dict[str, Any]:
-    try:
-        state: dict[str, Any] = json.loads(bytes(raw.tolist()))
-    except ValueError as error:
-        raise CheckpointError(f"{name}: its quant_state is not JSON: {error}") from None
-    sizes = (state.get("blocksize"), state.get("nested_blocksize", NESTED_BLOCK_SIZE))
-    if sizes != (BLOCK_SIZE, NESTED_BLOCK_SIZE):
-        raise CheckpointError(f"{name}: bitsandbytes blocks of {sizes} are not supported, only of 64 and 256")
-    return state

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from samovar.errors import CheckpointError
+from samovar.errors import CheckpointError, ConfigError
 from samovar.quant.base import Dim, FeatureAxis, TensorSpec
 
 _NO_AXIS = cast(FeatureAxis, "none")
@@ -40,6 +40,19 @@ def length(dim: Dim, features: dict[FeatureAxis, int], what: str) -> int:
             f"on several devices use a --tensor-parallel-size that leaves a multiple of {dim.per}"
         )
     return -(-size // dim.per) * entries
+
+
+def check_cut(spec: TensorSpec, axis: FeatureAxis, share: int, name: str) -> None:
+    """Raise `ConfigError` where ranks that have `share` features of a linear each would cut what has one entry.
+
+    Only a ragged end needs this: all others do not divide.
+    """
+    for dim in spec.dims:
+        if dim.axis == axis and isinstance(dim, Along) and dim.is_ragged and share % dim.per:
+            raise ConfigError(
+                f"{name}.{spec.name} has one entry for every {dim.per} {axis}put features, and {share} of them on each "
+                f"device cut one: use a --tensor-parallel-size that leaves a multiple of {dim.per}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from samovar.quant.dims import PER_PART, Along, fixed, grouped
 from samovar.quant.inputs import Inputs
 from samovar.quant.numbers.small_floats import decode_e4m3, decode_ue8m0
 from samovar.quant.rounded import Rounded, input_tensors
+from samovar.quant.scaled import fits
 from samovar.quant.scheme import Layer
 
 Strategy = Literal["tensor", "row", "column", "group", "block"]
@@ -56,7 +57,12 @@ class FP8(Rounded):
             TensorSpec(self.name, torch.uint8 if scheme.powers else torch.float32, dims),
             *input_tensors(scheme.inputs, layer, given),
         ]
-        super().__init__(layer.names, tensors, layer.kernels, inputs=scheme.inputs, group_size=inputs, input_name=given)
+        block = scheme.block if scheme.strategy == "block" else None
+        is_small = not scheme.powers and scheme.strategy != "group" and fits(scheme.inputs, "fp8", block)
+        super().__init__(
+            layer.names, tensors, layer.kernels, inputs=scheme.inputs, group_size=inputs, input_name=given,
+            is_small=is_small,
+        )  # fmt: skip
 
     def repack(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """See `Stored`."""
@@ -66,6 +72,14 @@ class FP8(Rounded):
     def numbers(self, weights: dict[str, torch.Tensor], first: int, count: int) -> torch.Tensor:
         """See `Grouped`."""
         return decode_e4m3(weights[self.scheme.weight][first : first + count])
+
+    def small(self, weights: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """See `Rounded`."""
+        codes, scale = weights[self.scheme.weight].view(torch.uint8), weights.get("scale")
+        if self.scheme.strategy == "block":
+            return codes, weights[self.name] if scale is None else scale
+        # Weights that were never loaded have no values, and are asked for shapes alone.
+        return codes, codes.new_empty(len(codes), dtype=torch.float32) if scale is None else scale.view(-1)
 
     def scales(self, weights: dict[str, torch.Tensor], first: int, count: int, part: int) -> torch.Tensor:
         """See `Grouped`. Blocks are counted from the first row of each part."""

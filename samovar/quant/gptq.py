@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from samovar.quant.base import Dim, TensorSpec
+from samovar.quant.coded import kind_of_integers, packed_integers
 from samovar.quant.dims import Along, EachPart, grouped
 from samovar.quant.grouped import Grouped, transposed, unsigned
 from samovar.quant.numbers.packing import period, unpack
@@ -15,12 +16,17 @@ from samovar.quant.scheme import Layer
 
 @dataclass(frozen=True, slots=True)
 class GPTQScheme:
-    """`adds_one`: files of version 1 store zero points less one, modulo their range. `g_idx`: whether files have one."""
+    """`adds_one`: files of version 1 store zero points less one, modulo their range. `g_idx`: whether files have one.
+
+    `has_order`: it says more than the group size does. `is_symmetric`: all zero points are the middle.
+    """
 
     bits: int
     group_size: int
     adds_one: bool = True
     g_idx: bool = True
+    has_order: bool = False
+    is_symmetric: bool = False
 
     def method(self, layer: Layer) -> GPTQ:
         """See `Scheme`."""
@@ -56,6 +62,20 @@ class GPTQ(Grouped):
             if order is not None:
                 kept["g_idx"] = order
         return kept
+
+    def kind(self) -> str | None:
+        """See `Stored`."""
+        if self.scheme.bits != 4:
+            return None
+        return kind_of_integers(self.group_size, self.num_inputs, has_zero=True)
+
+    def coded(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
+        """See `Stored`. With act-order a brick has inputs of more groups than it has scales."""
+        kind = self.kind()
+        if kind is None or "g_idx" in weights:
+            return None
+        codes = unpack(weights["qweight"], self.scheme.bits, self.num_inputs, 0).t()
+        return packed_integers(kind, codes, weights["scale"], weights["zero"])
 
     def numbers(self, weights: dict[str, torch.Tensor], first: int, count: int) -> torch.Tensor:
         """See `Grouped`."""

@@ -15,6 +15,9 @@ from samovar.kernels.op import Kernels
 from samovar.quant.base import TensorSpec
 from samovar.quant.stored import Stored
 
+DUMMY_SCALE, DUMMY_EXPONENT = 2.0**-6, 127 - 6
+"""Scales of made-up weights, as numbers and as UE8M0."""
+
 
 class Grouped(Stored):
     """Subclasses give the small numbers. `group_size` -1 is one group for all input features."""
@@ -41,6 +44,14 @@ class Grouped(Stored):
             values -= self._spread(weights["zero"][first : first + count].float(), order)
         values *= self._spread(self.scales(weights, first, count, part), order)
         return values
+
+    def dummy(self, name: str, like: torch.Tensor) -> torch.Tensor | None:
+        """See `QuantMethod`. Scales are small and positive, groups in order."""
+        if name.endswith("g_idx"):
+            return torch.arange(len(like)) // (len(like) if self.group_size == -1 else self.group_size)
+        if "scale" not in name and name != "SCB":
+            return None
+        return torch.full(like.shape, DUMMY_EXPONENT if like.dtype is torch.uint8 else DUMMY_SCALE, device=like.device)
 
     def _spread(self, groups: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
         """[rows, groups] -> one for each input feature, or [rows, 1]."""
@@ -76,7 +87,7 @@ class Grouped(Stored):
         """Scales as a checkpoint has them -> [out, groups]: one a part, one a row, or as many as there are groups."""
         rows = sum(self.part_rows)
         if values.dim() == 1 and len(values) == len(self.part_rows) != rows:
-            values = self.per_row(values)
+            values = torch.cat([v.expand(rows) for v, rows in zip(values, self.part_rows, strict=True)])
         return values.view(rows, -1)
 
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from samovar.kernels.coded_weights import KINDS, pack_codes, pack_scale
 from samovar.quant.base import Dim, TensorSpec
+from samovar.quant.coded import CODES, ROW_SCALE, SCALE
 from samovar.quant.dims import fixed, grouped
 from samovar.quant.grouped import Grouped
 from samovar.quant.numbers.packing import unpack_pairs
@@ -14,6 +16,8 @@ from samovar.quant.numbers.small_floats import decode_e2m1, decode_ue8m0
 from samovar.quant.scheme import Layer
 
 GROUP_SIZE = 32
+NAN = 255
+"""The scale that is no number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,27 @@ class MXFP4(Grouped):
     def repack(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """See `Stored`."""
         return {**weights, "scale": weights.pop(self.scheme.scale)}
+
+    def kind(self) -> str:
+        """See `Stored`."""
+        return "e2m1_32"
+
+    def coded(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """See `Stored`. A row's largest scale becomes the row's; the others are what they are relative to it.
+
+        A group 2 ** 251 times smaller than another of its row becomes larger than it is.
+        """
+        exponents = weights["scale"].int()
+        largest = torch.where(exponents == NAN, 0, exponents).amax(1, keepdim=True)
+        bits = (exponents - largest + 127 + KINDS["e2m1_32"].shift).clamp(min=1)
+        scale = torch.where(exponents == NAN, torch.nan, (bits << 23).view(torch.float32))
+        packed = weights[self.scheme.weight]
+        codes = unpack_pairs(packed.reshape(len(packed), -1))
+        return {
+            CODES: pack_codes(codes, "e2m1_32"),
+            SCALE: pack_scale(scale, "e2m1_32"),
+            ROW_SCALE: decode_ue8m0(largest[:, 0].to(torch.uint8)),
+        }
 
     def numbers(self, weights: dict[str, torch.Tensor], first: int, count: int) -> torch.Tensor:
         """See `Grouped`."""

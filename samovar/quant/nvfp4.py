@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+from samovar.kernels.coded_weights import pack_codes, pack_small_scale, small_scale
 from samovar.quant.base import Dim, TensorSpec
+from samovar.quant.coded import CODES, ROW_SCALE, SCALE
 from samovar.quant.dims import PER_PART, grouped
 from samovar.quant.grouped import Grouped
 from samovar.quant.numbers.packing import unpack_pairs
@@ -62,6 +64,24 @@ class NVFP4(Grouped):
         }
         del kept["weight_scale"], kept[self.scheme.tensor_scale]
         return kept
+
+    def kind(self) -> str:
+        """See `Stored`."""
+        return "e2m1_16"
+
+    def coded(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """See `Stored`. Signs of scales move to the codes, and codes of groups that are zero become zeros."""
+        codes, scale = unpack_pairs(weights[self.scheme.weight]), weights["scale"]
+        groups, bits = codes.view(len(codes), -1, GROUP_SIZE), scale.view(torch.uint8).unsqueeze(-1)
+        groups ^= (bits >> 7) << 3
+        groups *= (bits & 0x7F) != 0
+        whole = weights["tensor_scale"][:, 0].float()
+        small = small_scale((bits & 0x7F).squeeze(-1).view(torch.float8_e4m3fn))
+        return {
+            CODES: pack_codes(codes, "e2m1_16"),
+            SCALE: pack_small_scale(small),
+            ROW_SCALE: (1 / whole if self.scheme.divides else whole).contiguous(),
+        }
 
     def numbers(self, weights: dict[str, torch.Tensor], first: int, count: int) -> torch.Tensor:
         """See `Grouped`."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from samovar.quant.fp8 import FP8Scheme
+from samovar.quant.inputs import Inputs
 from samovar.quant.mxfp4 import COMPRESSED_TENSORS as MXFP4
 from samovar.quant.numbers import encode
 from samovar.quant.numbers.packing import pack, pack_pairs
@@ -28,6 +29,8 @@ class OnlineFormat:
     encode: Callable[[torch.Tensor, torch.Tensor], Kept]
     group_size: int = 1
     of_part: Callable[[torch.Tensor], torch.Tensor] = lambda weight: weight.new_ones(())
+    rounded: Scheme | None = None
+    """The scheme that also rounds activations, for GPUs that multiply such numbers."""
 
 
 def _int8(weight: torch.Tensor, _: torch.Tensor) -> Kept:
@@ -56,10 +59,11 @@ def _mxfp4(weight: torch.Tensor, _: torch.Tensor) -> Kept:
 
 
 FORMATS: dict[str, OnlineFormat] = {
-    "fp8": OnlineFormat(FP8Scheme("column"), _fp8),
-    "int8": OnlineFormat(IntScheme("column"), _int8),
+    "fp8": OnlineFormat(FP8Scheme("column"), _fp8, rounded=FP8Scheme("column", inputs=Inputs("fp8"))),
+    "int8": OnlineFormat(IntScheme("column"), _int8, rounded=IntScheme("column", inputs=Inputs("int8"))),
     "int4": OnlineFormat(PackedIntScheme(4, 32), _int4, 32),
     "nvfp4": OnlineFormat(NVFP4, _nvfp4, 16, lambda weight: encode.nvfp4_scale(weight.float())),
     "mxfp4": OnlineFormat(MXFP4, _mxfp4, 32),
 }
-"""What `--quantization` may say of a plain checkpoint. Activations are not rounded."""
+"""What `--quantization` may say of a plain checkpoint. Activations are rounded for fp8 and int8 on GPUs that gain by it,
+by the token."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from samovar.quant.base import Dim, TensorSpec
+from samovar.quant.coded import kind_of_integers, packed_integers
 from samovar.quant.dims import Along, EachPart, fixed, grouped
 from samovar.quant.grouped import narrowed, unsigned
 from samovar.quant.inputs import Inputs
@@ -66,6 +67,20 @@ class PackedInt(Rounded):
         words = [words_of(self.scheme.bits, rows) for rows in self.part_rows]
         parts = zip(torch.split(packed, words), self.part_rows, strict=True)
         return torch.cat([unpack(part, self.scheme.bits, rows, 0) for part, rows in parts])
+
+    def kind(self) -> str | None:
+        """See `Stored`."""
+        if self.scheme.bits != 4 or self.inputs is not None:
+            return None
+        return kind_of_integers(self.group_size, self.num_inputs, has_zero=not self.scheme.is_symmetric)
+
+    def coded(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
+        """See `Stored`. With act-order a brick has inputs of more groups than it has scales."""
+        kind = self.kind()
+        if kind is None or "g_idx" in weights:
+            return None
+        codes = unpack(weights["weight_packed"], self.scheme.bits, self.num_inputs)
+        return packed_integers(kind, codes, weights["scale"], weights.get("zero"))
 
     def numbers(self, weights: dict[str, torch.Tensor], first: int, count: int) -> torch.Tensor:
         """See `Grouped`. Codes are unsigned, as are zero points; without those the middle is zero."""

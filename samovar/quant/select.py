@@ -13,12 +13,15 @@ from samovar.errors import CheckpointError
 from samovar.kernels.op import Kernels
 from samovar.quant import declared as rooms
 from samovar.quant.base import QuantMethod
-from samovar.quant.online import Online
+from samovar.quant.in_library import in_library
+from samovar.quant.mixed import mixed
+from samovar.quant.online_in_library import at_load
 from samovar.quant.scheme import Layer, Scheme, SchemeOf, Shapes
 from samovar.quant.settings import Settings
 from samovar.quant.unquantized import Unquantized
 
-TABLES = ("embed_tokens", "lm_head")
+HEAD = "lm_head"
+TABLES = ("embed_tokens", HEAD)
 """Layers that look rows up or give logits."""
 ALIASES = {"intel/auto-round": "auto-round", "modelopt_fp4": "modelopt", "modelopt_mixed": "modelopt"}
 
@@ -28,19 +31,28 @@ class Selected(QuantMethod):
 
     tensors = ()
 
-    def __init__(self, scheme_of: SchemeOf, plain: QuantMethod, shapes: Shapes) -> None:
+    def __init__(self, scheme_of: SchemeOf, plain: QuantMethod, tables: QuantMethod, shapes: Shapes) -> None:
         super().__init__(plain.kernels)
-        self.scheme_of, self.plain, self.shapes = scheme_of, plain, shapes
+        self.scheme_of, self.plain, self.tables, self.shapes = scheme_of, plain, tables, shapes
 
     def of_parts(self, names: Sequence[str]) -> QuantMethod:
-        """See `QuantMethod`. Raises `CheckpointError` where parts that are joined are stored differently."""
-        layer = Layer(tuple(name.removesuffix(".weight") for name in names), self.kernels, self.shapes)
-        schemes = {name: self.scheme_of(name) for name in layer.names}
-        first = schemes[layer.names[0]]
-        if any(scheme != first for scheme in schemes.values()):
-            listed = ", ".join(f"{name} {scheme or 'plain'}" for name, scheme in schemes.items())
-            raise CheckpointError(f"linears that are one here must be quantized alike, but the checkpoint has {listed}")
-        return self.plain.of_parts(names) if first is None else first.method(layer)
+        """See `QuantMethod`. Parts that are stored differently have a format each."""
+        stored = [name.removesuffix(".weight") for name in names]
+        schemes = [self.scheme_of(name) for name in stored]
+        if all(scheme == schemes[0] for scheme in schemes):
+            return self._method(schemes[0], stored)
+        return mixed([self._method(scheme, [name]) for scheme, name in zip(schemes, stored, strict=True)])
+
+    def _method(self, scheme: Scheme | None, names: Sequence[str]) -> QuantMethod:
+        if scheme is None:
+            return self.plain.of_parts([f"{name}.weight" for name in names])
+        return in_library(scheme.method(Layer(tuple(names), self.kernels, self.shapes)), self.tables)
+
+
+class SelectedHead(Selected):
+    """The same for the output head, where the checkpoint has that quantized."""
+
+    holds_tables = True
 
 
 def select(
@@ -59,19 +71,18 @@ def select(
     `CheckpointError` naming what is not supported.
     """
     tables = plain or Unquantized(dtype, kernels)
-    linears = tables if online is None else Online(online, dtype, kernels)
-    scheme_of = read(stored) if stored else None
-    selected = linears if scheme_of is None else Selected(scheme_of, linears, shapes or {})
+    linears = tables if online is None else at_load(online, dtype, tables)
+    if not stored:
+        return lambda path: tables if path.rpartition(".")[2] in TABLES else linears
+    scheme_of = read(stored)
+    selected = Selected(scheme_of, linears, tables, shapes or {})
+    head = SelectedHead(scheme_of, tables, tables, shapes or {})
 
     def quant_for(path: str) -> QuantMethod:
-        if path.rpartition(".")[2] not in TABLES:
+        name = path.rpartition(".")[2]
+        if name not in TABLES:
             return selected
-        if scheme_of is None:
-            return tables
-        scheme = scheme_of(path) if path == "lm_head" else None
-        if scheme is not None:
-            raise CheckpointError(f"{path} is quantized ({_named(scheme)}), which is not supported yet: leave it plain")
-        return tables
+        return head if name == HEAD and scheme_of(path) is not None else tables
 
     return quant_for
 
@@ -93,7 +104,3 @@ def _unsupported(name: str) -> CheckpointError:
         f"the checkpoint is quantized as {name!r} (says config.json), which is not supported yet: "
         f"use an unquantized checkpoint or a GGUF file of this model"
     )
-
-
-def _named(scheme: Scheme) -> str:
-    return type(scheme).__name__.removesuffix("Scheme")

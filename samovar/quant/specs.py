@@ -18,6 +18,8 @@ GATED: dict[Activation, Op[[torch.Tensor], torch.Tensor]] = {"silu": silu_mul, "
 """Gated activations by the name that `norm_gated_multiply` takes: the op on [tokens, gate then up]."""
 
 FeatureAxis = Literal["out", "in", "part"]
+Weights = dict[str, torch.Tensor]
+"""A layer's tensors by the names that its format gives them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,46 +1,36 @@
-"""What formats of checkpoints share: tensors kept as they are stored, and a product through rows of weights made anew.
-
-A row block is dequantized, multiplied and forgotten, so no copy of the weights in floats exists. Kernels come on top.
-"""
+"""Formats of checkpoints with the kernels that a target has for them: ops for packed weights, or rows made anew."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from samovar.kernels.linear import linear
 from samovar.kernels.op import Kernels
-from samovar.quant.base import FeatureAxis, QuantMethod, TensorSpec
-from samovar.quant.dims import EachPart, length
-
-BLOCK_WEIGHTS = 1 << 22
-"""Weights that are dequantized together, about."""
-BLOCK_ROWS = 128
-"""Rows of a block are a multiple of this, counted from the first of their part."""
+from samovar.kernels.rms_norm import rms_norm
+from samovar.quant.base import Activation, FeatureAxis, TensorSpec, Weights
+from samovar.quant.coded import CodedProducts, Packed, has_kernel
+from samovar.quant.decoded import Decoded
 
 
-class Stored(QuantMethod):
-    """One layer, which joins the checkpoint's linears `names`. Subclasses say what is stored and what a row of it is."""
+class Stored(Decoded):
+    """One layer. Subclasses that `coded_weights` has a kind for say which, and give codes and scales."""
 
     def __init__(self, names: Sequence[str], tensors: Sequence[TensorSpec], kernels: Kernels) -> None:
-        super().__init__(kernels)
-        self.names, self.tensors = tuple(names), tuple(tensors)
-        self.linear = kernels.use(linear)
-        self.part_rows: list[int] = []
-        self.num_inputs = 0
+        super().__init__(names, tensors, kernels)
+        self.coded_products: CodedProducts | None = None
 
-    def rows(self, weights: dict[str, torch.Tensor], first: int, count: int, part: int) -> torch.Tensor:
-        """Rows of the weight, float32 [count, in], all of one part."""
-        raise NotImplementedError(f"{type(self).__name__} cannot be dequantized")
-
-    def repack(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def repack(self, weights: Weights) -> Weights:
         """What is kept of what was loaded."""
         return weights
 
-    def given(self, x: torch.Tensor, weights: dict[str, torch.Tensor], part: int) -> torch.Tensor:
-        """What the weights of `part` are multiplied with: x, unless the format rounds it."""
-        return x
+    def kind(self) -> str | None:
+        """Of which kind of `coded_weights` the weight is; None if of none. Said before it is loaded."""
+        return None
+
+    def coded(self, weights: Weights) -> Weights | None:
+        """What `repack` kept as `quant.coded` names it; None for what cannot be packed so after all."""
+        return None
 
     def allocate(
         self,
@@ -48,72 +38,79 @@ class Stored(QuantMethod):
         features: dict[FeatureAxis, int],
         part_rows: Sequence[int],
         empty: Callable[..., torch.Tensor],
-    ) -> dict[str, torch.Tensor]:
-        """See `QuantMethod`. What rounds up does so for each part."""
-        self.part_rows = list(part_rows) if features["part"] == len(part_rows) else [sum(part_rows)]
-        self.num_inputs = features["in"]
-        return {spec.name: empty(*self._shape(spec, features), dtype=spec.dtype) for spec in specs}
-
-    def _shape(self, spec: TensorSpec, features: dict[FeatureAxis, int]) -> list[int]:
-        what = f"{self.names[0]}.{spec.name}"
-        many = [len(self.part_rows)] if isinstance(spec, EachPart) and len(self.part_rows) > 1 else []
-        return many + [
-            sum(length(dim, {**features, "out": rows}, what) for rows in self.part_rows)
-            if dim.axis == "out"
-            else length(dim, features, what)
-            for dim in spec.dims
-        ]
-
-    def part_of(
-        self, weights: dict[str, torch.Tensor], spec: TensorSpec, part: int, first_row: int, rows: int
-    ) -> torch.Tensor:
+    ) -> Weights:
         """See `QuantMethod`."""
-        target = weights[spec.name]
-        if isinstance(spec, EachPart):
-            return target[part] if len(self.part_rows) > 1 else target
-        for index, dim in enumerate(spec.dims):
-            if dim.axis == "out":
-                starts = [length(dim, {"out": r}, spec.name) for r in [*self.part_rows[:part], rows]]
-                target = target.narrow(index, sum(starts[:-1]), starts[-1])
-            elif dim.axis == "part":
-                target = target.narrow(index, part, 1)
-        return target
+        made = super().allocate(specs, features, part_rows, empty)
+        self.choose_coded()
+        return made
 
-    def resident_bytes(self, weights: dict[str, torch.Tensor], part_rows: Sequence[int]) -> int:
+    def resident_bytes(self, weights: Weights, part_rows: Sequence[int]) -> int:
         """See `QuantMethod`. An upper bound: scales may shrink, and some of one a part become one a row."""
+        if self.coded_products is not None and "g_idx" not in weights:
+            others = sum(weights[name].nbytes for name in weights if name == "bias")
+            return self.coded_products.num_bytes(sum(part_rows), self.num_inputs) + others
         return super().resident_bytes(weights, part_rows) + sum(part_rows) * torch.float32.itemsize
 
-    def after_load(self, weights: dict[str, torch.Tensor], part_rows: list[int]) -> dict[str, torch.Tensor]:
+    def after_load(self, weights: Weights, part_rows: list[int]) -> Weights:
         """See `QuantMethod`."""
-        return self.repack(weights)
+        return self.for_kernel(self.repack(weights))
 
-    def blocks(self) -> Iterator[tuple[int, int, int]]:
-        """(part, first row, rows) of the blocks in which the weight is made."""
-        step = max(1, BLOCK_WEIGHTS // max(1, self.num_inputs) // BLOCK_ROWS) * BLOCK_ROWS
-        start = 0
-        for part, rows in enumerate(self.part_rows):
-            for first in range(start, start + rows, step):
-                yield part, first, min(step, start + rows - first)
-            start += rows
+    def choose_coded(self) -> None:
+        """Take the ops for packed weights where this weight has a kind and the target a kernel."""
+        kind = self.kind() if has_kernel(self.kernels) else None
+        self.coded_products = None if kind is None else CodedProducts(kind, self.kernels)
 
-    def dequantize(self, weights: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The whole weight, float32 [out, in]."""
-        return torch.cat([self.rows(weights, first, count, part) for part, first, count in self.blocks()])
+    def for_kernel(self, kept: Weights) -> Weights:
+        """What `repack` gave, packed if there are ops for that."""
+        packed = None if self.coded_products is None else self.coded(kept)
+        if packed is None:
+            return kept
+        return packed | {name: tensor for name, tensor in kept.items() if name == "bias"}
 
-    def multiply(
-        self, x: torch.Tensor, weights: dict[str, torch.Tensor], bias: torch.Tensor | None = None
+    def _packed(self, x: torch.Tensor, weights: Weights) -> tuple[CodedProducts, Packed] | None:
+        """The ops and their weight, if it is packed; kernels are noted with one that has no memory."""
+        if self.coded_products is None:
+            return None
+        products = self.coded_products
+        packed = products.of(weights)
+        if packed is None and x.is_meta:
+            packed = products.without_memory(sum(self.part_rows), self.num_inputs)
+        return None if packed is None else (products, packed)
+
+    def multiply(self, x: torch.Tensor, weights: Weights, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """See `QuantMethod`."""
+        if (found := self._packed(x, weights)) is None:
+            return super().multiply(x, weights, bias)
+        products, packed = found
+        return products.linear(x, *packed, bias)
+
+    def logits(self, x: torch.Tensor, weights: Weights) -> torch.Tensor:
+        """See `QuantMethod`."""
+        if self._packed(x, weights) is None:
+            return super().logits(x, weights)
+        return self.multiply(x, weights).float()
+
+    def add_multiply(
+        self, x: torch.Tensor, weights: Weights, residual: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> None:
+        """See `QuantMethod`."""
+        if (found := self._packed(x, weights)) is None:
+            super().add_multiply(x, weights, residual, bias)
+        else:
+            products, packed = found
+            products.add(x, *packed, residual, bias)
+
+    def norm_gated_multiply(
+        self,
+        x: torch.Tensor,
+        norm_weight: torch.Tensor,
+        eps: float,
+        weights: Weights,
+        activation: Activation,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See `QuantMethod`. Rows are rounded to x's dtype before they are multiplied."""
-        y = x.new_empty(len(x), sum(self.part_rows))
-        current, given = -1, x
-        for part, first, count in self.blocks():
-            if part != current:
-                current, given = part, self.given(x, weights, part)
-            rows = slice(first, first + count)
-            weight = self.rows(weights, first, count, part).to(x.dtype)
-            y[:, rows] = self.linear(given, weight, None if bias is None else bias[rows])
-        return y
-
-    def per_row(self, values: torch.Tensor) -> torch.Tensor:
-        """One value a part -> one a row."""
-        return torch.cat([v.expand(rows) for v, rows in zip(values, self.part_rows, strict=True)])
+        """See `QuantMethod`."""
+        if (found := self._packed(x, weights)) is None:
+            return super().norm_gated_multiply(x, norm_weight, eps, weights, activation, bias)
+        products, packed = found
+        return products.gated(self.kernels.use(rms_norm)(x, norm_weight, eps), *packed, activation, bias)

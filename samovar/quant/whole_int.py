@@ -12,6 +12,7 @@ from samovar.quant.dims import PER_PART, fixed, grouped
 from samovar.quant.grouped import narrowed
 from samovar.quant.inputs import Inputs
 from samovar.quant.rounded import Rounded, input_tensors
+from samovar.quant.scaled import fits
 from samovar.quant.scheme import Layer
 
 Strategy = Literal["tensor", "row", "column", "group"]
@@ -53,7 +54,10 @@ class WholeInt(Rounded):
             tensors.append(TensorSpec(scheme.zero, torch.int8, dims))
         tensors += [TensorSpec(n, torch.uint8, PER_PART) for n in scheme.unused if layer.has(n, otherwise=True)]
         tensors += input_tensors(scheme.inputs, layer)
-        super().__init__(layer.names, tensors, layer.kernels, inputs=scheme.inputs, group_size=scheme.group_size)
+        super().__init__(
+            layer.names, tensors, layer.kernels, inputs=scheme.inputs, group_size=scheme.group_size,
+            is_small=scheme.strategy != "group" and fits(scheme.inputs, "int8", None),
+        )  # fmt: skip
 
     def repack(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """See `Stored`."""
@@ -66,6 +70,14 @@ class WholeInt(Rounded):
             if not bool(kept["zero"].any()):
                 del kept["zero"]
         return {**{name: t for name, t in weights.items() if name not in self.scheme.unused}, **kept}
+
+    def small(self, weights: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """See `Rounded`. Zero points that are not zero are left to torch."""
+        codes, scale = weights[self.scheme.weight], weights.get("scale")
+        if "zero" in weights:
+            return None
+        # Weights that were never loaded have no values, and are asked for shapes alone.
+        return codes, codes.new_empty(len(codes), dtype=torch.float32) if scale is None else scale.view(-1)
 
     def numbers(self, weights: dict[str, torch.Tensor], first: int, count: int) -> torch.Tensor:
         """See `Grouped`."""

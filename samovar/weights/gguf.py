@@ -19,7 +19,17 @@ from samovar.weights.dequantize import dequantize
 from samovar.weights.gguf_names import CONSUMED, change_of, hf_name
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+PLAIN_TYPES = tuple(_PLAIN)
+"""Types that are numbers and not blocks."""
 _INTEGERS = ("I8", "I16", "I32", "I64")
+
+
+def matrix_types(path: Path) -> dict[str, str]:
+    """The types of a file's matrices by their Hugging Face names."""
+    header = read_gguf_header(path)
+    architecture = str(header.metadata.get("general.architecture"))
+    matrices = [t for t in header.tensors.values() if len(t.shape) >= 2 and t.name not in CONSUMED]
+    return {hf_name(architecture, tensor.name): tensor.type.name for tensor in matrices}
 
 
 class GGUFCheckpoint(Checkpoint):

@@ -22,14 +22,17 @@ def plan(model: nn.Module, tensors: Mapping[str, TensorInfo]) -> list[Source]:
     """The copies that fill a bound `model` from a checkpoint with `tensors` (by Hugging Face name).
 
     Raises one `CheckpointError` that lists the tensors the checkpoint lacks, those no layer reads, and those whose
-    shape or type does not fit. `model.ignore` (optional) holds endings of names that carry nothing a layer needs.
+    shape or type does not fit. `model.ignore` (optional) holds endings of names that carry nothing a layer needs, and
+    `model.ignore_beginnings` beginnings.
     """
     layers = list(layers_of(model))
     sources = [source for layer in layers for source in layer.sources()]
     wanted: set[str] = set().union(*(layer.claims() for layer in layers))
     allowed: set[str] = set().union(*(layer.unread() for layer in layers))
     ignore: tuple[str, ...] = tuple(getattr(model, "ignore", ()))
-    unread = {name for name in tensors.keys() - wanted - allowed if not name.endswith(ignore)}
+    beginnings: tuple[str, ...] = tuple(getattr(model, "ignore_beginnings", ()))
+    left = (name for name in tensors.keys() - wanted - allowed if not name.endswith(ignore))
+    unread = {name for name in left if not name.startswith(beginnings)}
     complaints = [
         *_listed("tensors are missing from the checkpoint", wanted - tensors.keys()),
         *_listed("checkpoint tensors are read by no layer" + _hint(unread), unread),
@@ -56,7 +59,7 @@ def _listed(what: str, names: Iterable[str]) -> list[str]:
 
 def _hint(unread: set[str]) -> str:
     scales = [name for name in unread if name.rpartition(".")[2].endswith(_SCALE_SUFFIXES)]
-    return " (some are scales of a quantized checkpoint, which is not supported yet)" if scales else ""
+    return " (some are scales: does config.json say how the checkpoint is quantized?)" if scales else ""
 
 
 def _misfit(source: Source, tensors: Mapping[str, TensorInfo]) -> str | None:

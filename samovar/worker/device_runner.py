@@ -27,7 +27,7 @@ from samovar.sample.state import SamplingState
 from samovar.sample.transfer import upload
 from samovar.worker.device_builder import Chunks, DecodeRows, DeviceStepBuilder, SentStep
 from samovar.worker.graphs import DecodeGraphs
-from samovar.worker.model_runner import is_out_of_memory
+from samovar.worker.model_runner import LogitsWatch, is_out_of_memory
 from samovar.worker.pending import Completion, FinishedStep, QueuedStep, ReadBacks, RowNews
 from samovar.worker.slots import Slots
 from samovar.worker.upload import aligned
@@ -109,6 +109,7 @@ class DeviceRunner:
         kind = "cpu" if stream.device.type == "cpu" else "cuda"
         self._logits_rows = _whole_sections(rows_at_once(builder.vocab_size, LOGITS_BYTES[kind]))
         self._sampling_rows = _whole_sections(rows_at_once(builder.vocab_size, SAMPLING_BYTES[kind]))
+        self.watch: LogitsWatch | None = None
         self._fixed = _fixed_inputs(builder, self._buckets, stream.device)
         sizes = sorted(self._buckets, key=lambda size: (size & (size - 1) != 0, size))
         self._to_prepare = [(size, spread) for spread in (0.0, 0.5) for size in sizes]
@@ -334,6 +335,8 @@ class DeviceRunner:
         for first in range(0, len(targets), self._sampling_rows):
             part = targets[first : first + self._sampling_rows]
             logits = self._model.logits(hidden[first : first + len(part)])
+            if self.watch is not None:
+                self.watch(sequence.start + first, logits)
             tensors.append(measure(logits, upload(part, self._stream.device), most).download())
 
         def read(result: StepResult) -> None:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
 
 from samovar.attention.base import AttentionPlan, Spans
 from samovar.core.outputs import TokenLogprobs
-from samovar.core.step import PlainTokens, SampledTokens, ScheduledSequence, ScheduledStep, StepResult
+from samovar.core.step import (
+    DecodeSequences,
+    PlainTokens,
+    SampledTokens,
+    ScheduledSequence,
+    ScheduledStep,
+    StepResult,
+)
 from samovar.hardware.memory import LOGITS_BYTES, SAMPLING_BYTES, rows_at_once
 from samovar.layers.batch import ForwardBatch
 from samovar.sample.logprobs import token_logprobs
@@ -21,6 +28,10 @@ from samovar.sample.state import SamplingState
 from samovar.worker.pending import FinishedStep
 from samovar.worker.slots import Slots
 from samovar.worker.step_builder import BuiltStep, StepBuilder
+
+LogitsWatch: TypeAlias = Callable[[int, torch.Tensor], None]
+"""Sees logits [rows, vocab] of a prompt whose logprobs were asked for, from a position on; they are gone afterwards. Rows
+come in any pieces, and again where memory ran out."""
 
 
 class LanguageModel(Protocol):
@@ -50,6 +61,7 @@ class ModelRunner:
         kind = "cuda" if builder.device.type == "cuda" else "cpu"
         self._logits_rows = rows_at_once(builder.vocab_size, LOGITS_BYTES[kind])
         self._sampling_rows = rows_at_once(builder.vocab_size, SAMPLING_BYTES[kind])
+        self.watch: LogitsWatch | None = None
 
     @torch.inference_mode()
     def launch(self, step: ScheduledStep) -> FinishedStep:
@@ -59,7 +71,10 @@ class ModelRunner:
         self._state.mask(step.masks)
         self._copy_blocks(step.block_copies)
         result = StepResult(step_id=step.step_id, failed=refused)
-        self._execute(step, result)
+        if step.num_rounds == 1:
+            self._execute(step, result)
+        else:
+            self._execute_rounds(step, result)
         result.seconds = time.perf_counter() - began
         return FinishedStep(result)
 
@@ -76,6 +91,20 @@ class ModelRunner:
         result.failed = {**built.failed, **result.failed}
         if built.sequences:
             self._compute(built, result)
+
+    def _execute_rounds(self, step: ScheduledStep, result: StepResult) -> None:
+        """Run a step of several rounds, each as a step of its own. Who fails in one gets nothing more."""
+        columns = step.sequences
+        assert isinstance(columns, DecodeSequences)
+        found: dict[int, SampledTokens] = {}
+        for count in range(step.num_rounds):
+            part = StepResult(step.step_id)
+            self._execute(ScheduledStep(step.step_id, sequences=columns.later(count) if count else columns), part)
+            for row in part.sampled:
+                if row.slot not in result.failed:
+                    _extend(found.setdefault(row.slot, SampledTokens(row.slot, [])), row)
+            result.failed = {**part.failed, **result.failed}
+        result.sampled = list(found.values())
 
     def _compute(self, built: BuiltStep, result: StepResult) -> None:
         """Compute a step; where memory runs out, its halves one after the other, down to the one that cannot be had.
@@ -128,6 +157,8 @@ class ModelRunner:
             if not bool(logits.amax(-1).isfinite().all()):
                 result.failed[slot] = NOT_FINITE
                 return
+            if self.watch is not None:
+                self.watch(sequence.start + first, logits)
             counts = np.full(len(logits), most, np.int64)
             chosen = torch.from_numpy(targets[part]).to(logits.device)
             entries += token_logprobs(logits, chosen, counts)
@@ -166,6 +197,13 @@ class ModelRunner:
                 sampled.append(SampledTokens(slot, [token_ids[first + row]], None if entry is None else [entry]))
             first += len(part.token_ids)
         result.sampled = sampled
+
+
+def _extend(tokens: SampledTokens, more: SampledTokens) -> None:
+    """Append a round's token to those of the rounds before."""
+    tokens.token_ids += more.token_ids
+    if more.logprobs is not None:
+        tokens.logprobs = [*(tokens.logprobs or ()), *more.logprobs]
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -9,20 +9,20 @@ from torch import nn
 
 from samovar.config.description import ModelDescription
 from samovar.config.field import variable
-from samovar.config.gguf import read_gguf_header
 from samovar.core.device_facts import DeviceFacts
 from samovar.kernels.op import Kernels
 from samovar.native import library
 from samovar.native.library import Library, NativeError
 from samovar.native.team import Team, make_team
+from samovar.quant.base import QuantMethod
 from samovar.quant.formats import BLOCKS, PLAIN, WeightFormat
+from samovar.quant.online import Online
 from samovar.quant.packed import Packed
 from samovar.quant.products import Products
-from samovar.weights.gguf_names import CONSUMED, hf_name
+from samovar.quant.rounded import Rounded
+from samovar.quant.stored import Stored
+from samovar.weights.gguf import PLAIN_TYPES, matrix_types
 from samovar.weights.plan import layers_of
-
-PLAIN_TYPES = ("F32", "F16", "BF16", "F64")
-"""Types of a GGUF file that are numbers and not blocks."""
 
 
 class NativeSupport:
@@ -79,17 +79,12 @@ class NativeSupport:
         return Packed(PLAIN[dtype], Products(self.team, self.num_threads), kernels, self.blocks)
 
     def _read_formats(self, description: ModelDescription, dtype: torch.dtype) -> None:
-        header = read_gguf_header(description.path)
-        architecture = str(header.metadata.get("general.architecture"))
         converted: Counter[str] = Counter()
-        for tensor in header.tensors.values():
-            kind = tensor.type.name
-            if len(tensor.shape) < 2 or tensor.name in CONSUMED:
-                continue
+        for name, kind in matrix_types(description.path).items():
             if kind in BLOCKS:
-                self.blocks[hf_name(architecture, tensor.name)] = BLOCKS[kind]
+                self.blocks[name] = BLOCKS[kind]
             elif kind == "F16":
-                self.blocks[hf_name(architecture, tensor.name)] = PLAIN[torch.float16]
+                self.blocks[name] = PLAIN[torch.float16]
             elif kind not in PLAIN_TYPES:
                 converted[kind] += 1
         for kind, count in sorted(converted.items()):
@@ -108,3 +103,23 @@ def find_support(facts: DeviceFacts, num_threads: int) -> NativeSupport | str:
         if variable("SAMOVAR_NATIVE_LIBRARY") is not None:
             raise
         return str(error)
+
+
+def weight_notes(model: nn.Module) -> list[str]:
+    """What there is to say about weights that are not held or multiplied as one would expect."""
+    found: Counter[str] = Counter()
+    for layer in layers_of(model):
+        quant = vars(layer).get("quant")
+        if isinstance(quant, QuantMethod) and (note := quant.note or _without_kernel(quant)):
+            found[note] += 1
+    return [f"weights: {count} layers of {note}" for note, count in found.most_common()]
+
+
+def _without_kernel(quant: QuantMethod) -> str:
+    """What to say about a format that a GPU multiplies by its reference."""
+    stored = quant.inner if isinstance(quant, Online) else quant
+    if not isinstance(stored, Stored) or stored.kernels.target.device == "cpu":
+        return ""
+    if stored.coded_products is not None or (isinstance(stored, Rounded) and stored.products is not None):
+        return ""
+    return f"{type(stored).__name__}, for which there is no kernel: decoded whenever it is multiplied"

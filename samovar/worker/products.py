@@ -41,7 +41,9 @@ def run_products(model: nn.Module, max_rows: int, sampled: Sequence[int], max_lo
 def _run(layer: Linear | LMHead, size: int) -> None:
     """The product as the model makes it: those in front of a residual are added to it."""
     if isinstance(layer, LMHead):
-        layer(layer.weight.new_zeros(size, layer.dim))
+        table = layer.table
+        where = next(iter(table.weights.values())).device
+        layer(torch.zeros(size, layer.dim, dtype=table.compute_dtype, device=where))
         return
     dtype, weight = layer.compute_dtype, next(iter(layer.weights.values()))
     x = torch.zeros(size, layer.num_inputs, dtype=dtype, device=weight.device)

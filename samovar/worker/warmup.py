@@ -46,8 +46,8 @@ CONTEXTS = (1, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 """Lengths of sequences in decode steps: attention splits keys into more parts the more there are."""
 LONG_CONTEXT = 4096
 """Length of many sequences at once in a decode step, which attention reads in other tiles than short ones."""
-CHUNKS = (1, 3, 9, 17, 33, 65, 129, 257)
-"""Tokens of prefill steps: matrix kernels change with the number of rows."""
+CHUNKS = (1, 3, 9, 17, 33, 65, 129, 257, 513, 1025, 2049)
+"""Tokens of prefill steps: matrix kernels change with the number of rows, those of experts longest."""
 KINDS = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, top_k=40, top_p=0.9, min_p=0.01))
 """Rows that only take the largest logit, and rows that use everything a kernel has for them."""
 
@@ -126,7 +126,7 @@ def _like(tensor: torch.Tensor, shape: Sequence[int], **options: Any) -> torch.T
     return torch.empty(shape, **{"dtype": tensor.dtype, "device": tensor.device, **options})
 
 
-def _first(tensor: torch.Tensor, *others: Any) -> torch.Tensor:
+def _first(tensor: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
     return tensor
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import nullcontext
 from typing import Protocol
 
@@ -14,7 +14,8 @@ from samovar.attention.native import NativeAttention
 from samovar.cache.kv_cache import KVCache
 from samovar.config.description import ModelDescription
 from samovar.config.engine import EngineConfig
-from samovar.core.cache_spec import CacheSpec
+from samovar.config.weight_formats import at_load, stored_config
+from samovar.core.cache_spec import PACKED, CacheSpec
 from samovar.core.device_facts import DeviceFacts
 from samovar.core.step import PendingStep, ScheduledStep, StepResult
 from samovar.errors import ConfigError
@@ -44,9 +45,12 @@ from samovar.models.decoder import DecoderLM
 from samovar.models.registry import build
 from samovar.parallel.mesh import Axis
 from samovar.quant.base import QuantMethod
+from samovar.quant.cache_scales import unused_line
+from samovar.quant.gguf_on_gpu import GGUFOnGPU
 from samovar.quant.select import select
 from samovar.sample.state import SamplingState
 from samovar.weights.checkpoint import open_checkpoint
+from samovar.weights.gguf import matrix_types
 from samovar.weights.host_copy import HostCopy
 from samovar.weights.load import Progress, fill_dummy, load_weights
 from samovar.weights.plan import layers_of
@@ -55,11 +59,11 @@ from samovar.worker.block_tables import BlockTables
 from samovar.worker.device_builder import DeviceStepBuilder
 from samovar.worker.device_runner import DeviceModel, DeviceRunner
 from samovar.worker.graphs import DecodeGraphs
-from samovar.worker.model_runner import ModelRunner
+from samovar.worker.model_runner import LogitsWatch, ModelRunner
 from samovar.worker.native_inputs import StepInputs
 from samovar.worker.native_model import Lowered, NativeModel
 from samovar.worker.native_runner import NativeRunner
-from samovar.worker.native_support import NativeSupport, find_support
+from samovar.worker.native_support import NativeSupport, find_support, weight_notes
 from samovar.worker.products import run_products
 from samovar.worker.profile import Profile
 from samovar.worker.slots import Slots
@@ -67,7 +71,13 @@ from samovar.worker.step_builder import StepBuilder
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Names that a resolved configuration may hold."""
-CACHE_DTYPES = {**DTYPES, "fp8_e4m3": torch.float8_e4m3fn, "int8": torch.int8}
+CACHE_DTYPES = {
+    **DTYPES,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+    "int8": torch.int8,
+    **dict.fromkeys(PACKED, torch.uint8),
+}
 """The same for cached keys and values."""
 FIXED = "triton_fixed"
 """The implementation that an op has for --deterministic, if its others depend on the batch."""
@@ -75,6 +85,8 @@ FIXED = "triton_fixed"
 
 class Runner(Protocol):
     """What the worker needs of that which runs its steps."""
+
+    watch: LogitsWatch | None
 
     def launch(self, step: ScheduledStep) -> PendingStep: ...
 
@@ -107,17 +119,15 @@ class Worker:
         self.device = torch.device(facts.kind)
         target = Target(facts.kind, facts.architecture, self.dtype, config.device.deterministic)
         self.kernels = Kernels(target, self.device, config.device.kernel)
+        self._stored_shapes = self._shapes_of_tensors()
+        self._block_names: Container[str] = ()
+        """Tensors of a GGUF file that are wanted as they are stored."""
         self._quant_for = self._formats(weight_dtype)
         self.model: DecoderLM = build(description.architecture, description.config)
         bind(self.model, self._place(torch.device("meta"), config.model.max_model_len))
         self.weight_bytes = sum(layer.resident_bytes() for layer in layers_of(self.model))
         """Bytes of every tensor that is filled from the checkpoint, as it lies in memory; shared (tied) ones count once."""
         self._lowered = self._lower(support)
-        if isinstance(self._lowered, str) and self.cache_dtype.itemsize == 1:
-            raise ConfigError(
-                f"--kv-cache-dtype {cache_dtype} needs a model that runs as a whole step in one call, and this one does "
-                f"not ({self._lowered}): use --kv-cache-dtype auto"
-            )
         self._specs = self.model.cache_specs()
         self.attention: AttentionRoute = choose(self.model.attention_specs(), facts, config.device)
         self.memory_plan: MemoryPlan = plan_memory(self._shape(), facts, config)
@@ -177,8 +187,7 @@ class Worker:
             if self.description.format == "dummy" or self.config.model.load_format == "dummy":
                 fill_dummy(self.model, self.config.model.seed, progress=progress)
             else:
-                blocks = () if self.native is None else self.native.block_names
-                with open_checkpoint(self.description, blocks=blocks) as checkpoint:
+                with open_checkpoint(self.description, blocks=self._block_names) as checkpoint:
                     load_weights(self.model, checkpoint, progress=progress)
         self._has_weights = True
 
@@ -211,6 +220,11 @@ class Worker:
         """Wait for every step that was launched."""
         if self._runner is not None:
             self._runner.synchronize()
+
+    def watch_logits(self, watch: LogitsWatch | None) -> None:
+        """Show `watch` the logits behind prompt logprobs from now on, until the cache is released; None ends it."""
+        assert self._runner is not None, "watch_logits came before load()"
+        self._runner.watch = watch
 
     def reset_cache(self) -> None:
         """Give the cache's memory back and start with an untouched one. No sequence may be running."""
@@ -280,7 +294,19 @@ class Worker:
         """Which implementation serves each op and each kind of attention, and why; then what is fused, once it is."""
         fused = [] if self._fused is None else self._fused.lines
         routes = [*(str(route) for _, route in sorted(self.kernels.routes.items())), *self.attention.lines, *fused]
-        return routes if self.facts.kind != "cpu" else [*self._native_lines(), *routes]
+        routes += self._cache_lines()
+        step = self._native_lines() if self.facts.kind == "cpu" else []
+        return [*step, *weight_notes(self.model), *routes]
+
+    def _cache_lines(self) -> list[str]:
+        """What became of scales that the checkpoint has for cached keys and values."""
+        layers = attention_layers(self.model)
+        used = {source.name for layer in layers for source in layer.sources() if layer.cache_scales}
+        if used:
+            return [f"kv cache: {len(used & self._stored_shapes.keys())} scales of the checkpoint are used"]
+        names = set().union(*(layer.unread() for layer in layers))
+        line = unused_line(names & self._stored_shapes.keys())
+        return [] if line is None else [line]
 
     def _native_lines(self) -> list[str]:
         """What the CPU library does for this model, or what is lost without it."""
@@ -306,17 +332,33 @@ class Worker:
             device=where,
             kernels=self.kernels,
             cache_dtype=self.cache_dtype,
+            packed_cache=self.config.cache.kv_cache_dtype if self.config.cache.kv_cache_dtype in PACKED else None,
+            stored_shapes=self._stored_shapes,
             tp=Axis(),
             max_model_len=length,
             quant_for=self._quant_for,
         )
 
+    def _shapes_of_tensors(self) -> dict[str, tuple[int, ...]]:
+        """What headers say, by name; nothing for files that are described otherwise, or not read."""
+        if self.description.format != "safetensors" or self.config.model.load_format == "dummy":
+            return {}
+        with open_checkpoint(self.description) as checkpoint:
+            return {name: info.shape for name, info in checkpoint.tensors.items()}
+
     def _formats(self, dtype: torch.dtype) -> Callable[[str], QuantMethod]:
         """The format of a layer's weights by its path; `dtype` is that of plain ones."""
-        config = self.description.config
-        stored = config.get("quantization_config") or config.get("compression_config")
-        plain = None if self.native is None else self.native.quant(self.description, dtype, self.kernels)
-        return select(stored, dtype, self.kernels, plain=plain)
+        description, stored = self.description, stored_config(self.description.config)
+        shapes = self._stored_shapes if stored is not None and self._stored_shapes else None
+        plain: QuantMethod | None = None
+        if self.native is not None:
+            plain = self.native.quant(description, dtype, self.kernels)
+            self._block_names = self.native.block_names
+        elif description.format == "gguf" and self.facts.kind == "cuda" and self.config.model.load_format != "dummy":
+            plain = coded = GGUFOnGPU(matrix_types(description.path), dtype, self.kernels)
+            self._block_names = coded.coded
+        online = at_load(self.config.model.quantization, description)
+        return select(stored, dtype, self.kernels, plain=plain, shapes=shapes, online=online)
 
     def _lower(self, support: NativeSupport | str) -> Lowered | str:
         """The programs of whole steps, or why layers run one by one."""
@@ -336,7 +378,7 @@ class Worker:
             weight_bytes=self.weight_bytes,
             vocab_size=c.vocab_size,
             hidden_size=c.hidden_size,
-            intermediate_size=c.intermediate_size,
+            intermediate_size=c.active_intermediate_size,
             num_heads=c.num_attention_heads,
             head_dim=c.head_dim,
             max_position_embeddings=self.description.max_position_embeddings or c.max_position_embeddings,

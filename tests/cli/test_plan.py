@@ -21,8 +21,12 @@ BARE = {
     "max_position_embeddings": 512,
     "tie_word_embeddings": None,
     "num_key_value_heads": None,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
 }
-"""What a config.json leaves to its family is left out: heads, windows, layer types, caps, tied weights."""
+"""What a config.json leaves to its family is left out: heads, windows, layer types, caps, tied weights. Only mixtures are
+kept small."""
 ROWS = [*FAMILIES, *(Family(f"{name}-bare", name, BARE) for name in ARCHITECTURES)]
 SETTINGS = {"load_format": "dummy", "memory": "700MiB", "dtype": "bfloat16", "max_num_batched_tokens": 64, "threads": 1}
 

@@ -92,6 +92,7 @@ def test_bfloat16_checkpoint_on_gpus() -> None:
     kernels = dataclasses.replace(LAPTOP, has_kernels=True)
     assert settled(kernels)["dtype"] == "bfloat16", "what weights take; they are computed with in float32"
     assert settled(kernels, kv_cache_dtype="int8")["kv_cache_dtype"] == "int8"
+    assert settled(kernels, kv_cache_dtype="fp8")["kv_cache_dtype"] == "fp8_e4m3"
     model = dataclasses.replace(MODEL, config={"dtype": "bfloat16"})
     assert settled(GPU, model)["dtype"] == "bfloat16"
     assert settled(OLD_GPU, model)["dtype"] == "float16"
@@ -142,11 +143,6 @@ def test_a_share_of_memory_keeps_its_name() -> None:
 BROKEN: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "no_remote_code": ({"trust_remote_code": True}, ("--trust-remote-code",)),
     "one_device": ({"tensor_parallel_size": 2}, ("--tensor-parallel-size 2",)),
-    "format_from_checkpoint": ({"quantization": "awq"}, ("--quantization awq",)),
-    "small_cache_needs_kernels": (
-        {"kv_cache_dtype": "int8"},
-        ("--kv-cache-dtype int8", "CPU kernels", "--kv-cache-dtype auto"),
-    ),
     "no_determinism_on_cpu": ({"deterministic": True}, ("--deterministic",)),
     "one_memory_budget": (
         {"memory": "0.5", "gpu_memory_utilization": 0.5},
@@ -166,7 +162,7 @@ BROKEN: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "device_is_there": ({"device": "cuda"}, ("--device cuda", "cpu (A laptop)")),
     "format_is_there": ({"load_format": "gguf"}, ("--load-format gguf", "safetensors", "--load-format auto")),
-    "gguf_is_there": ({"quantization": "gguf"}, ("--quantization gguf", "safetensors")),
+    "quantization_is_there": ({"quantization": "awq"}, ("--quantization awq", "is plain", "fp8, int8, int4")),
     "context_within_model": ({"max_model_len": 9999}, ("--max-model-len 9999", "4096")),
 }
 

@@ -108,6 +108,17 @@ def _sample_tokens(m: dict[str, int], n: int) -> Iterator[tuple[Any, ...]]:
     yield rand(n, m["vocab"]) * 3, settings, at, torch.arange(n, dtype=torch.int32), last
 
 
+def _expert_products(m: dict[str, int], n: int) -> Iterator[tuple[Any, ...]]:
+    """Narrow experts, as many as a rank may hold, of which each token has three; half of the first example's elsewhere."""
+    count, inner = 12, m["inner"] // 8
+    ids = torch.rand(n, count).argsort(-1)[:, :3].int()
+    up, down = weight(count * 2 * inner, m["hidden"]), weight(count * m["hidden"], inner)
+    wide = up.view(count, 2 * inner, -1), down.view(count, m["hidden"], -1)
+    routing, biases = torch.rand(n, 3), (rand(count, 2 * inner), rand(count, m["hidden"]))
+    yield rand(n, m["hidden"]), ids, routing, *(w[:6] for w in wide), "silu", None, None, False, 0.0, 4
+    yield rand(n, m["hidden"]), ids, routing, *wide, "clamped", *biases, True, 7.0, 0, rand(n, m["hidden"])
+
+
 REAL: dict[str, Callable[[dict[str, int], int], Iterator[tuple[Any, ...]]]] = {
     "rms_norm": lambda m, n: iter(
         [
@@ -133,6 +144,7 @@ REAL: dict[str, Callable[[dict[str, int], int], Iterator[tuple[Any, ...]]]] = {
     "norm_gated_linear": _norm_gated_linear,
     "logits": lambda m, n: iter([(rand(n, m["hidden"]), weight(m["vocab"], m["hidden"]))] if n <= 256 else []),
     "sample_tokens": _sample_tokens,
+    "expert_products": _expert_products,
 }
 """Op -> arguments in float32 for a model and a number of rows. Ops without a row here are compared at their examples."""
 
@@ -212,4 +224,5 @@ def outputs(op: Op[..., Any], function: Callable[..., Any], given: tuple[Any, ..
     result = function(*given)
     names = op.reference.__code__.co_varnames
     returned = list(result) if isinstance(result, tuple) else [] if result is None else [result]
-    return [*returned, *(given[names.index(name)] for name in op.mutates)]
+    places = [place for place in map(names.index, op.mutates) if place < len(given)]  # others were left out
+    return [*returned, *(given[place] for place in places)]

@@ -1,4 +1,5 @@
-"""Tiny checkpoints with head sizes that GPU kernels serve: a Llama, a Qwen 3 (q/k-norm, tied), a Gemma 2 (window, soft caps)."""
+"""Tiny checkpoints with head sizes that GPU kernels serve: a Llama, a Qwen 3 (q/k-norm, tied), the same with experts, a
+Gemma 2 (window, soft caps)."""
 
 from __future__ import annotations
 
@@ -45,6 +46,15 @@ KINDS: dict[str, dict[str, Any]] = {
         "head_dim": 128,
         "num_key_value_heads": 4,
     },
+    "qwen3_moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_act": "silu",
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128,
+        "norm_topk_prob": True,
+    },
     "gemma2": {
         "architectures": ["Gemma2ForCausalLM"],
         "model_type": "gemma2",
@@ -65,7 +75,18 @@ def model_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         del found["lm_head.weight"]
     for i in range(config["num_hidden_layers"]):
         layer = f"model.layers.{i}."
-        if config["model_type"] == "qwen3":
+        if config["model_type"] == "qwen3_moe":
+            for part in ("gate", "up", "down"):
+                rows, columns = found.pop(f"{layer}mlp.{part}_proj.weight")
+                narrow = (
+                    (config["moe_intermediate_size"], columns)
+                    if part != "down"
+                    else (rows, config["moe_intermediate_size"])
+                )
+                for expert in range(config["num_experts"]):
+                    found[f"{layer}mlp.experts.{expert}.{part}_proj.weight"] = narrow
+            found[f"{layer}mlp.gate.weight"] = (config["num_experts"], config["hidden_size"])
+        if config["model_type"] in ("qwen3", "qwen3_moe"):
             for name in ("q_norm", "k_norm"):
                 found[f"{layer}self_attn.{name}.weight"] = (config["head_dim"],)
         if config["model_type"] == "gemma2":
@@ -87,7 +108,7 @@ def write_model(folder: Path, kind: str, seed: int = 3) -> Path:
             last = 8.0 if config["tie_word_embeddings"] and name == "model.norm.weight" else 1.0
             values = last * (1 + 0.1 * rng.standard_normal(shape)) - (1.0 - center)
         elif name == "model.embed_tokens.weight":
-            size = 1.0 if kind == "llama" else 0.3 if kind == "qwen3" else 0.1 / hidden**0.5
+            size = 1.0 if kind == "llama" else 0.3 if kind.startswith("qwen3") else 0.1 / hidden**0.5
             values = size * rng.standard_normal(shape)
         else:
             values = 1.7 * rng.standard_normal(shape) / np.sqrt(shape[1])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samovar.layers import ColumnLinear
-from samovar.quant import stored as stored_module
+from samovar.quant import decoded
 from samovar.quant.inputs import round_inputs
 from samovar.quant.rounded import Rounded
 from samovar.quant.select import select
@@ -45,7 +45,7 @@ def made(
 @pytest.mark.parametrize("name", BY_NAME)
 def test_several_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """128 rows a block, over parts of 320 and 192: borders of parts and blocks fall apart."""
-    monkeypatch.setattr(stored_module, "BLOCK_WEIGHTS", 1)
+    monkeypatch.setattr(decoded, "BLOCK_WEIGHTS", 1)
     layer, meant = made(BY_NAME[name], {"gate_proj": 320, "up_proj": 192}, 128, bias=True)
     assert isinstance(layer.quant, Stored)
     assert [count for _, _, count in layer.quant.blocks()] == [128, 128, 64, 128, 64]

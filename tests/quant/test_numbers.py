@@ -209,3 +209,12 @@ def test_two_to_a_byte() -> None:
 
 def test_the_table_of_e2m1_is_in_order() -> None:
     assert list(E2M1_VALUES) == [e2m1(code) for code in range(16)]
+
+
+def test_rounding_to_e2m1_in_fewer_steps() -> None:
+    """Every middle, its neighbours on both sides, and much between and beyond."""
+    middles = torch.tensor([(a + b) / 2 for a, b in pairwise(E2M1_VALUES[:8])])
+    near = torch.cat((middles, middles.nextafter(torch.tensor(9.0)), middles.nextafter(torch.tensor(0.0))))
+    x = torch.cat((near, torch.linspace(0, 9, 5000), torch.tensor([1e-30, 1e30])))
+    x = torch.cat((x, -x))
+    assert torch.equal(small_floats.round_e2m1(x), small_floats.decode_e2m1(small_floats.encode_e2m1(x)))

@@ -16,9 +16,10 @@ from samovar.layers import ColumnLinear, Embedding, LMHead, QKVLinear
 from samovar.quant.awq import AWQScheme
 from samovar.quant.fp8 import FP8Scheme
 from samovar.quant.gptq import GPTQScheme
+from samovar.quant.mixed import Mixed
 from samovar.quant.mxfp4 import QUARK
 from samovar.quant.nvfp4 import MODELOPT
-from samovar.quant.packed_int import PackedIntScheme
+from samovar.quant.packed_int import PackedInt, PackedIntScheme
 from samovar.quant.select import read, select
 from samovar.quant.unquantized import Unquantized
 from samovar.quant.whole_int import IntScheme
@@ -190,14 +191,18 @@ def test_quark_layers() -> None:
     assert scheme(MLP) == QUARK and scheme(ATTENTION) == IntScheme("row") and scheme("model.layers.0.gate") is None
 
 
-def test_parts_that_are_stored_differently_are_refused() -> None:
-    """q as int4 beside a plain v: no matrix of one format can hold both."""
+def test_parts_that_are_stored_differently() -> None:
+    """q as int4 beside a plain v: each part has a format of its own, and tensors of its own."""
     config = compressed("pack-quantized", INT4)
     config["ignore"] = ["re:.*v_proj"]
     layer = QKVLinear(64, 4, 2, 16)
     layer.path = "model.layers.0.self_attn.qkv_proj"
-    with pytest.raises(CheckpointError, match=r"must be quantized alike.*q_proj PackedIntScheme.*v_proj plain"):
-        layer.bind(placement(quant_for=select(config, torch.float32, placement().kernels)))
+    layer.bind(placement(quant_for=select(config, torch.float32, placement().kernels)))
+    assert isinstance(layer.quant, Mixed)
+    assert [type(method).__name__ for method in layer.quant.methods] == ["PackedInt", "PackedInt", "Unquantized"]
+    names = {source.name.removeprefix("model.layers.0.self_attn.") for source in layer.sources()}
+    quantized = {f"{part}_proj.weight_{name}" for part in "qk" for name in ("packed", "scale", "shape")}
+    assert names == quantized | {"v_proj.weight"}
     config["ignore"] = ["re:.*self_attn"]
     layer.bind(placement(quant_for=select(config, torch.float32, placement().kernels)))
     assert isinstance(layer.quant, Unquantized)
@@ -213,18 +218,22 @@ def test_what_is_left_plain_may_have_a_format_of_its_own() -> None:
     assert layer.quant is other and quant_for("model.embed_tokens") is other
 
 
-def test_a_quantized_head_is_refused_by_name() -> None:
-    """B155: until heads can be quantized, that is said at once; a tied head has no format to ask for."""
+def test_a_quantized_head() -> None:
+    """B155: a head that the checkpoint has quantized is read so; a tied one has no format to ask for."""
     config = compressed("pack-quantized", INT4) | {"ignore": []}
     quant_for = select(config, torch.float32, placement().kernels)
     embedding, head = Embedding(100, 64), LMHead(100, 64)
     embedding.path, head.path = "model.embed_tokens", "lm_head"
     embedding.bind(placement(quant_for=quant_for))
-    with pytest.raises(CheckpointError, match=r"lm_head is quantized \(PackedInt\)"):
-        head.bind(placement(quant_for=quant_for))
+    head.bind(placement(quant_for=quant_for))
+    assert isinstance(embedding.quant, Unquantized) and isinstance(head.quant, PackedInt)
+    assert {source.name for source in head.sources()} == {
+        f"lm_head.weight_{name}" for name in ("packed", "scale", "shape")
+    }
     tied = LMHead(100, 64, tied_to=embedding)
     tied.path = "lm_head"
     tied.bind(placement(quant_for=quant_for))
+    assert not tied.sources()
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,23 @@ import numpy as np
 import pytest
 import torch
 
-from samovar.errors import CheckpointError
-from samovar.layers import ColumnLinear, Linear, QKVLinear, RowLinear
+from samovar.config.checkpoint import describe
+from samovar.config.groups import ModelConfig
+from samovar.errors import CheckpointError, ConfigError
+from samovar.layers import ColumnLinear, Linear, QKVLinear, RowLinear, bind
+from samovar.models.decoder import DecoderLM
+from samovar.models.registry import build
 from samovar.parallel.mesh import Axis
 from samovar.quant.select import select
 from samovar.quant.stored import Stored
+from samovar.weights.checkpoint import open_checkpoint
+from samovar.weights.load import load_weights
 from tests.models.paged_run import placement
 from tests.quant.filling import fill
-from tests.quant.test_checkpoints import as_tensor
+from tests.quant.test_checkpoints import as_tensor, plain, write
 from tests.quant.writers import BY_NAME, Writer
+
+__all__ = ["plain"]
 
 IN = 128
 NOT_BY_OUTPUTS = ("ct-fp8-block", "bnb-nf4")
@@ -125,3 +133,78 @@ def test_a_bias_and_a_fused_checkpoint_tensor(tmp_path: Path) -> None:
         rounds = BY_NAME[name].inputs
         rounded = x if rounds is None else torch.from_numpy(rounds(x.numpy()))
         assert torch.allclose(layer.project(x), rounded @ weight.t() + tensors["a.qkv_proj.bias"], atol=1e-5)
+
+
+# --- whole models on two ranks, by the plan of the loader
+
+REFUSED = {
+    "ct-fp8-block": r"weight_scale has one entry for every 48 output features, and 32 of them on each device cut one",
+    "bnb-nf4": r"qkv_proj|q_proj\.weight",
+    "bnb-fp4": r"o_proj\.weight",
+    "gptq-3": r"qzeros has one entry for every 32 output features, which do not divide 16 of them here",
+    "gptq-4-order": r"(o|down)_proj\.g_idx names group .*--tensor-parallel-size 1",
+}
+"""Formats of which a rank's share would cut what has one scale, and what is said then."""
+
+
+def rank_of_model(folder: Path, writer: Writer, rank: int, size: int) -> DecoderLM:
+    description = describe(folder, ModelConfig())
+    model = build(description.architecture, description.config)
+    with open_checkpoint(description) as checkpoint:
+        shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+        quant_for = select(writer.config, torch.float32, placement().kernels, shapes=shapes)
+        bind(model, placement(tp=Axis(rank, size), quant_for=quant_for))
+        load_weights(model, checkpoint)
+    return model
+
+
+def weights_by_path(model: DecoderLM) -> dict[str, tuple[Linear, torch.Tensor]]:
+    found = {}
+    for path, layer in model.named_modules():
+        if isinstance(layer, Linear):
+            stored = isinstance(layer.quant, Stored)
+            found[path] = layer, layer.quant.dequantize(layer.weights) if stored else layer.weights["weight"]  # type: ignore[attr-defined]
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in BY_NAME if name not in REFUSED])
+def test_a_whole_model_on_two_ranks(name: str, plain: Path, tmp_path: Path) -> None:
+    """The plan of each rank is compared with the checkpoint; what is loaded are the parts of the whole."""
+    writer = BY_NAME[name]
+    write(writer, plain, tmp_path)
+    whole = weights_by_path(rank_of_model(tmp_path, writer, 0, 1))
+    for rank in range(2):
+        for path, (layer, found) in weights_by_path(rank_of_model(tmp_path, writer, rank, 2)).items():
+            parts = torch.split(whole[path][1], list(layer.parts.values()))
+            if layer.split == "in":
+                expected = whole[path][1].chunk(2, 1)[rank]
+            else:
+                expected = torch.cat([part.chunk(2)[rank] for part in parts])
+            assert torch.allclose(found, expected, rtol=1e-6, atol=1e-7), path
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_two_ranks_cannot_share_is_one_line(name: str, plain: Path, tmp_path: Path) -> None:
+    write(BY_NAME[name], plain, tmp_path)
+    with pytest.raises((CheckpointError, ConfigError), match=REFUSED[name]) as failed:
+        rank_of_model(tmp_path, BY_NAME[name], 0, 2)
+    assert "\n" not in str(failed.value)
+
+
+def test_ragged_blocks_that_a_rank_would_cut() -> None:
+    """448 rows are three and a half blocks of 128, and would fit two ranks by their shapes alone: two blocks each."""
+    config = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    layer = ColumnLinear(256, 448)
+    layer.path = "m.up_proj"
+    quant_for = select(config, torch.float32, placement().kernels)
+    layer.bind(placement(quant_for=quant_for))
+    with pytest.raises(
+        ConfigError, match=r"m\.up_proj\.weight_scale_inv .* every 128 output features, and 224 of them"
+    ):
+        layer.bind(placement(tp=Axis(0, 2), quant_for=quant_for))
+    down = RowLinear(448, 64)
+    down.path = "m.down_proj"
+    with pytest.raises(
+        ConfigError, match=r"m\.down_proj\.weight_scale_inv .* every 128 input features, and 224 of them"
+    ):
+        down.bind(placement(tp=Axis(1, 2), quant_for=quant_for))

@@ -86,14 +86,6 @@ def test_long_lists_are_cut(tmp_path: Path) -> None:
     assert "100 checkpoint tensors" in message and "junk.011 and 88 more" in message and "junk.012" not in message
 
 
-@pytest.mark.parametrize("name", ["k_scale", "v_scale"])
-def test_cache_scales_are_not_ignored(name: str, tmp_path: Path) -> None:
-    """B160: scales of a quantized K/V cache have no reader yet, so they stop the load by name."""
-    tensor = f"model.layers.0.self_attn.{name[0]}_proj.{name}"
-    message = fail_to_load(checkpoint_folder(tmp_path, **{tensor: torch.ones(1)}))
-    assert tensor in message and "not supported yet" in message
-
-
 @pytest.mark.parametrize("field", ["quantization_config", "compression_config"])
 @pytest.mark.parametrize("method", ["exl2", "hqq", "vptq", "fbgemm_fp8"])
 def test_formats_nobody_reads_are_refused_by_name(method: str, field: str, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Random steps launch nothing that `warmup.note` did not name. Run as a module, without TRITON_INTERPRET; prints counts.
 
-Arguments: a folder with a config.json, an architecture such as sm_90, a seed.
+Arguments: a folder with a config.json, an architecture such as sm_90, a seed, perhaps a type of cache.
 """
 
 from __future__ import annotations
@@ -40,11 +40,10 @@ def random_step(step_id: int, rng: random.Random, length: int, block_size: int) 
     return ScheduledStep(step_id, started=starts, freed_slots=list(range(SEQS)), sequences=sequences)
 
 
-def main(folder: str, architecture: str, seed: str) -> None:
+def main(folder: str, architecture: str, seed: str, cache: str = "auto") -> None:
     """Note, then launch random steps, and fail for a kernel that was not noted."""
-    config = with_settings(
-        EngineConfig(), model=folder, load_format="dummy", max_num_seqs=SEQS, max_num_batched_tokens=TOKENS
-    )
+    config = with_settings(EngineConfig(), model=folder, load_format="dummy", kv_cache_dtype=cache)
+    config = with_settings(config, max_num_seqs=SEQS, max_num_batched_tokens=TOKENS)
     worker = declare(look_up_for(config, with_architecture(architecture)))
     noted = note(worker).launches
     rng, length, size = random.Random(int(seed)), worker.max_model_len, worker.config.cache.block_size

@@ -16,7 +16,6 @@ from samovar.config.checkpoint import describe
 from samovar.config.engine import EngineConfig, with_settings
 from samovar.config.groups import CacheConfig, ModelConfig, SchedulerConfig
 from samovar.core.sampling_params import SamplingParams
-from samovar.errors import ConfigError
 from samovar.hardware.device import probe
 from samovar.native import library
 from samovar.native.abi import Format
@@ -146,11 +145,6 @@ def test_caches_of_every_type(checkpoint: tuple[Path, Oracle], oracle: Oracle, k
     entry = run.logprobs[0]
     wide = 2e-2 if "float16" in kind else 0.15
     np.testing.assert_allclose(entry.logprobs, exact[entry.token_ids], atol=wide)
-
-
-def test_small_caches_need_whole_steps(checkpoint: tuple[Path, Oracle]) -> None:
-    with pytest.raises(ConfigError, match=r"--kv-cache-dtype int8 needs .*--enforce-eager.*--kv-cache-dtype auto"):
-        worker_of(checkpoint[0], kv_cache_dtype="int8", enforce_eager=True)
 
 
 def test_a_broken_sequence_fails_alone(tmp_path: Path) -> None:

@@ -42,6 +42,15 @@ def test_no_step_launches_what_was_not_noted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("cache_type", ["fp8", "int8", "k8v4", "tq3.5"])
+def test_caches_of_codes_launch_what_was_noted(tmp_path: Path, cache_type: str) -> None:
+    folder = folder_of(tmp_path / "model", hidden_size=256, num_attention_heads=8, head_dim=64)
+    arguments = (folder, "sm_90", "1", cache_type)
+    noted, launched = in_process("tests.worker.noted_steps", *arguments, cache=tmp_path / "cache").split()
+    assert int(noted) >= int(launched) > 10
+
+
+@pytest.mark.slow
 def test_the_second_warmup_compiles_nothing(tmp_path: Path) -> None:
     """For a GPU that is not here; what it prints is what it did."""
     words = (folder_of(tmp_path / "model", num_hidden_layers=1), "--load-format", "dummy", "--arch", "sm_90")

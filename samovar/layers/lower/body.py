@@ -356,7 +356,12 @@ def matrices_of(layer: Linear | Table) -> Address:
 
 def cache_format(attention: Attention) -> Format:
     """How the layer's keys and values are stored."""
-    return CACHE_FORMATS[attention.cache_dtype]
+    form = CACHE_FORMATS.get(attention.cache_dtype)
+    if form is None or attention.packed is not None:
+        raise CannotLower(f"{attention.path} caches {attention.packed or attention.cache_dtype}")
+    if attention.cache_scales:
+        raise CannotLower(f"{attention.path} has scales for its cache")
+    return form
 
 
 def norm_instruction(norm: RMSNorm, x: Value, y: Value, rows: Count = Count.TOKENS) -> Instruction:
@@ -375,7 +380,7 @@ def _check_width(norm: RMSNorm, x: Value) -> None:
 def _packed(layer: Linear | Table) -> Packed:
     quant = layer.quant
     if not isinstance(quant, Packed):
-        raise CannotLower(f"{layer.path} has weights of another kind ({type(quant).__name__})")
+        raise CannotLower(f"{layer.path} has weights of another kind ({quant.note or type(quant).__name__})")
     return quant
 
 

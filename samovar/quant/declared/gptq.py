@@ -46,7 +46,8 @@ def scheme(declared: Settings, *, adds_one: bool, g_idx: bool = True) -> GPTQSch
         raise declared.refuse("bits", f"is not supported: only {', '.join(map(str, BITS))}")
     if group_size < 1 and group_size != -1:
         raise declared.refuse("group_size", "must be positive, or -1 for whole rows")
-    return GPTQScheme(bits, group_size, adds_one, g_idx)
+    order, symmetric = declared.flag("desc_act", False), declared.flag("sym", False)
+    return GPTQScheme(bits, group_size, adds_one, g_idx, order, symmetric)
 
 
 def _blocks(declared: Settings) -> list[str]:

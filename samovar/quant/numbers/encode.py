@@ -6,19 +6,18 @@ Blocks of nothing but zeros get zeros, whatever their scale. All take and give r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import torch
 
+from samovar.quant.numbers.groups import in_groups, nearest_scale, or_one
 from samovar.quant.numbers.small_floats import (
     E2M1_MAX,
     E4M3_MAX,
-    decode_e2m1,
     decode_ue8m0,
     encode_e2m1,
     encode_e4m3,
     encode_ue4m3,
     encode_ue8m0,
+    round_e2m1,
 )
 
 Coded = tuple[torch.Tensor, torch.Tensor]
@@ -32,80 +31,67 @@ HALF_MIN, HALF_MAX = 2.0**-24, 65504.0
 
 def int8_rows(weight: torch.Tensor) -> Coded:
     """int8 from -127 to 127 with one float32 scale a row."""
-    scale = _or_one(weight.abs().amax(1, keepdim=True) / INT8_MAX)
+    scale = or_one(weight.abs().amax(1, keepdim=True) / INT8_MAX)
     return (weight / scale).round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8), scale
+
+
+def int8_groups(weight: torch.Tensor, group_size: int) -> Coded:
+    """int8 from -127 to 127 with one float16 scale a group."""
+    groups = in_groups(weight, group_size)
+    scale = (groups.abs().amax(-1, keepdim=True) / INT8_MAX).clamp(HALF_MIN, HALF_MAX).half()
+    codes = (groups / scale.float()).round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8)
+    return codes.view(weight.shape), scale.squeeze(-1)
 
 
 def fp8_rows(weight: torch.Tensor) -> Coded:
     """e4m3 with one float32 scale a row."""
-    scale = _or_one(weight.abs().amax(1, keepdim=True) / E4M3_MAX)
+    scale = or_one(weight.abs().amax(1, keepdim=True) / E4M3_MAX)
     return encode_e4m3(weight / scale), scale
 
 
 def int4_groups(weight: torch.Tensor, group_size: int) -> Coded:
     """Unsigned codes with eight in the middle and a float16 scale a group; the scale's sign lets the largest be -8."""
-    groups = _groups(weight, group_size)
-    largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
-    tried = []
+    groups = in_groups(weight, group_size)
+    high, low = groups.amax(-1, keepdim=True), groups.amin(-1, keepdim=True)
+    largest = torch.where(high > -low, high, low)
+    scales = []
     for part in INT4_RANGES:
         size = (largest.abs() * part / 8).clamp(HALF_MIN, HALF_MAX)
-        scale = torch.where(largest > 0, -size, size).half()
-        codes = ((groups / scale.float()).round().clamp(-8, 7) + 8).to(torch.uint8)
-        tried.append((codes, scale))
-    codes, scale = _best(groups, tried, lambda codes, scale: (codes.float() - 8) * scale.float())
-    return codes.view(weight.shape), scale.squeeze(-1)
+        scales.append(torch.where(largest > 0, -size, size).half())
+
+    def rounded(scale: torch.Tensor) -> torch.Tensor:
+        return (groups / scale.float()).round_().clamp_(-8, 7)
+
+    scale = nearest_scale(groups, scales, lambda scale: rounded(scale).mul_(scale.float()))
+    return (rounded(scale) + 8).to(torch.uint8).view(weight.shape), scale.squeeze(-1)
 
 
 def nvfp4_scale(weight: torch.Tensor) -> torch.Tensor:
     """The scale of a whole tensor: its largest number becomes the largest E2M1 times the largest E4M3."""
-    return _or_one(weight.abs().amax() / (E2M1_MAX * E4M3_MAX))
+    return or_one(weight.abs().amax() / (E2M1_MAX * E4M3_MAX))
 
 
 def nvfp4_groups(weight: torch.Tensor, tensor_scale: torch.Tensor, group_size: int) -> Coded:
     """E2M1 with an e4m3 scale a group, that multiplies `tensor_scale`; a group's largest becomes six, or four."""
-    groups = _groups(weight, group_size)
+    groups = in_groups(weight, group_size)
     largest = groups.abs().amax(-1, keepdim=True)
-    tried = []
-    for target in (E2M1_MAX, 4.0):
-        scale = encode_ue4m3(largest / target / tensor_scale)
-        tried.append((encode_e2m1(groups / _or_one(scale.float() * tensor_scale)), scale))
-    codes, scale = _best(groups, tried, lambda codes, scale: decode_e2m1(codes) * (scale.float() * tensor_scale))
-    return codes.view(weight.shape), scale.squeeze(-1)
+    scales = [encode_ue4m3(largest / target / tensor_scale) for target in (E2M1_MAX, 4.0)]
+
+    def small(scale: torch.Tensor) -> torch.Tensor:
+        return groups / or_one(scale.float() * tensor_scale)
+
+    scale = nearest_scale(groups, scales, lambda scale: round_e2m1(small(scale)).mul_(scale.float() * tensor_scale))
+    return encode_e2m1(small(scale)).view(weight.shape), scale.squeeze(-1)
 
 
 def mxfp4_groups(weight: torch.Tensor, group_size: int) -> Coded:
     """E2M1 with a UE8M0 scale a group: the power of two below a quarter of the group's largest, or the next one."""
-    groups = _groups(weight, group_size)
+    groups = in_groups(weight, group_size)
     below = encode_ue8m0(groups.abs().amax(-1, keepdim=True) / 4, "down")
-    tried = []
-    for scale in (below, (below.int() + 1).clamp(max=254).to(torch.uint8)):
-        tried.append((encode_e2m1(groups / decode_ue8m0(scale)), scale))
-    codes, scale = _best(groups, tried, lambda codes, scale: decode_e2m1(codes) * decode_ue8m0(scale))
-    return codes.view(weight.shape), scale.squeeze(-1)
+    scales = [below, (below.int() + 1).clamp(max=254).to(torch.uint8)]
 
+    def small(scale: torch.Tensor) -> torch.Tensor:
+        return groups / decode_ue8m0(scale)
 
-def _or_one(scale: torch.Tensor) -> torch.Tensor:
-    return torch.where(scale > 0, scale, 1.0)
-
-
-def _groups(weight: torch.Tensor, group_size: int) -> torch.Tensor:
-    return weight.reshape(len(weight), weight.shape[1] // group_size, group_size)
-
-
-def _best(
-    groups: torch.Tensor, tried: Sequence[Coded], decode: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-) -> Coded:
-    """Of each group, the attempt that is nearest to it."""
-    codes, scale = tried[0]
-    least = (decode(codes, scale) - groups).square().sum(-1, keepdim=True)
-    for other_codes, other_scale in tried[1:]:
-        error = (decode(other_codes, other_scale) - groups).square().sum(-1, keepdim=True)
-        codes = torch.where(error < least, other_codes, codes)
-        # float8 has no `where` of its own: bytes do.
-        bits = torch.where(error < least, _bits(other_scale), _bits(scale))
-        scale, least = bits.view(scale.dtype), torch.minimum(error, least)
-    return codes, scale
-
-
-def _bits(scale: torch.Tensor) -> torch.Tensor:
-    return scale.view(torch.int16 if scale.itemsize == 2 else torch.uint8)
+    scale = nearest_scale(groups, scales, lambda scale: round_e2m1(small(scale)).mul_(decode_ue8m0(scale)))
+    return encode_e2m1(small(scale)).view(weight.shape), scale.squeeze(-1)

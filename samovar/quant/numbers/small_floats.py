@@ -39,11 +39,20 @@ def decode_e2m1(codes: torch.Tensor) -> torch.Tensor:
 def encode_e2m1(x: torch.Tensor) -> torch.Tensor:
     """Numbers -> codes, one a byte. The sign of zero is kept."""
     size = x.float().abs()
-    steps = [size > middle for middle in _E2M1_ABOVE] + [size >= middle for middle in _E2M1_FROM]
-    code = torch.stack(steps).sum(0, dtype=torch.uint8)
-    code = torch.where(x.isnan(), 7, code)
-    negative = torch.signbit(x) & ~x.isnan()
-    return (code | (negative.to(torch.uint8) << 3)).to(torch.uint8)
+    code = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
+    for middle in _E2M1_ABOVE:
+        code += size > middle
+    for middle in _E2M1_FROM:
+        code += size >= middle
+    code |= torch.signbit(x).to(torch.uint8) << 3
+    return code.masked_fill_(x.isnan(), 7)
+
+
+def round_e2m1(x: torch.Tensor) -> torch.Tensor:
+    """`decode_e2m1(encode_e2m1(x))` of finite numbers, in fewer steps: they are multiples of 0.5, 1 or 2."""
+    size = x.abs()
+    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+    return (x / step).round_().mul_(step).clamp_(-E2M1_MAX, E2M1_MAX)
 
 
 def decode_e4m3(codes: torch.Tensor) -> torch.Tensor:

@@ -14,13 +14,17 @@ from itertools import islice
 
 import torch
 
+from samovar.attention import cudnn
 from samovar.attention.base import AttentionSpec
-from samovar.attention.triton import TritonAttention
-from samovar.core.cache_spec import CacheSpec
+from samovar.attention.triton import TritonAttention, codes_refusal, meta_spans, scales_of
+from samovar.core.cache_spec import PACKED, CacheSpec
 from samovar.hardware.device import with_architecture
 from samovar.kernels import overlap
 from samovar.kernels.op import Op, Target, cast_arguments, in_one_line, load_ops
+from samovar.kernels.rope_write_kv.triton import rope_write_kv_triton
 from samovar.kernels.triton_launch import LaunchNotes, compile_each, compiling_for, noting
+from samovar.kernels.write_kv.layout import layer_cache
+from samovar.kernels.write_kv.triton import write_kv_triton
 
 ATTENTION = (
     AttentionSpec(CacheSpec("full", 2, 128, 2), 8),
@@ -28,6 +32,13 @@ ATTENTION = (
     AttentionSpec(CacheSpec("sliding", 2, 64, 2, 100), 8, has_sinks=True),
     AttentionSpec(CacheSpec("full", 1, 256, 2), 4, softcap=50.0),
 )
+CODED = {
+    "int8": (CacheSpec("full", 2, 128, 1, scale_bytes=4), torch.int8),
+    "fp8_e4m3": (CacheSpec("full", 2, 128, 1), torch.float8_e4m3fn),
+    "fp8_e5m2": (CacheSpec("sliding", 2, 80, 1, 100, is_e5m2=True), torch.float8_e5m2),
+    **{kind: (CacheSpec("full", 2, 128, 1, packed=kind), torch.uint8) for kind in PACKED},
+}
+"""Caches of codes: written, read and gathered."""
 
 
 def launches(architecture: str, dtype: torch.dtype, most: int | None) -> Iterator[tuple[str, LaunchNotes]]:
@@ -43,7 +54,12 @@ def launches(architecture: str, dtype: torch.dtype, most: int | None) -> Iterato
                 if impl.name.startswith("triton") and impl.refusal(target) is None:
                     yield f"{op.name}.{impl.name}", of_op(op, impl.name, dtype, most)
     for spec in ATTENTION[:most]:
-        yield f"attention.{spec.cache.kind}.{spec.cache.head_dim}", of_attention(spec, architecture, dtype)
+        yield f"attention.{spec.cache.kind}.{spec.cache.head_dim}", of_attention(spec, architecture, (dtype, dtype))
+    for kind, (cache, stored) in list(CODED.items())[:most]:
+        spec = AttentionSpec(cache, 8)
+        if codes_refusal(cache, with_architecture(architecture)) is None:
+            yield f"attention.{kind}", of_attention(spec, architecture, (dtype, stored))
+            yield f"write_kv.{kind}", of_writes(cache, dtype, stored)
 
 
 def of_op(op: Op[..., object], impl: str, dtype: torch.dtype, most: int | None) -> LaunchNotes:
@@ -55,13 +71,28 @@ def of_op(op: Op[..., object], impl: str, dtype: torch.dtype, most: int | None) 
     return notes
 
 
-def of_attention(spec: AttentionSpec, architecture: str, dtype: torch.dtype) -> LaunchNotes:
-    """What the attention backend launches for one kind of layer."""
+def of_writes(spec: CacheSpec, dtype: torch.dtype, stored: torch.dtype) -> LaunchNotes:
+    """What writes rows of `dtype` as codes, and what gathers them again."""
+    _, cache = layer_cache(spec, (4, 16), stored, "meta", is_head_major=True)
+    heads, dim = spec.num_kv_heads, spec.head_dim
+    qkv, slots = torch.empty((5, 3 * heads, dim), dtype=dtype, device="meta"), torch.empty(5, dtype=torch.int64)
+    tables = (torch.empty((5, 1, dim), dtype=dtype, device="meta") for _ in range(2))
+    with noting() as notes:
+        write_kv_triton(qkv[:, :heads], qkv[:, heads : 2 * heads], *cache[:2], slots.to("meta"), *scales_of(cache))
+        if spec.packed is None:
+            norms = (None, None, 0.0)
+            rope_write_kv_triton(qkv, *tables, *cache[:2], slots.to("meta"), *norms, heads, *scales_of(cache))
+        cudnn.gather(qkv[:, :heads], cache, TritonAttention().plan(meta_spans(5, 40)), 0, 0, 64, 1)
+    return notes
+
+
+def of_attention(spec: AttentionSpec, architecture: str, dtypes: tuple[torch.dtype, torch.dtype]) -> LaunchNotes:
+    """What the attention backend launches for one kind of layer; `dtypes` of queries and of the cache."""
     backend = TritonAttention()
     assert backend.accepts(spec, with_architecture(architecture)) is None
     with noting() as notes:
         for block_size in (16, 32):
-            for q, cache, spans, call, sinks in backend.warm_examples(spec, (dtype, dtype), block_size, 0.1):
+            for q, cache, spans, call, sinks in backend.warm_examples(spec, dtypes, block_size, 0.1):
                 backend.run(q, cache, backend.plan(spans), call, sinks)
     return notes
 

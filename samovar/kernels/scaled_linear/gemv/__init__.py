@@ -1,0 +1,1 @@
+"""The scaled product of one token, which is rounded on the fly."""
