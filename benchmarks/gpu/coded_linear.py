@@ -206,7 +206,7 @@ class Plain:
 
 def candidates(width: int, n: int, k: int, parts: int, quick: bool) -> list[DotTile]:
     """Tiles worth trying for up to `width` tokens."""
-    found = {dot_tile(width, n, k, parts)}
+    found = {tile} if (tile := dot_tile(width, n, k, parts)) is not None else set()
     if quick:
         return sorted(found, key=str)
     for rows in (64, 128):
@@ -257,8 +257,9 @@ def tile_tables(quick: bool) -> None:
                     }
                 times = {way: attempt(run) for way, run in ways.items()}
                 order = sorted(times, key=lambda way: times[way])[:5]
-                chosen = short(dot_tile(tokens, n, k, p))
-                row = f"{name:8} M={tokens:3} bf16 {plain.us(tokens):6.1f} us | chosen {chosen} {copies.line(times[chosen])}"
+                tile = dot_tile(tokens, n, k, p)
+                chosen = "apart" if tile is None else f"{short(tile)} {copies.line(times[short(tile)])}"
+                row = f"{name:8} M={tokens:3} bf16 {plain.us(tokens):6.1f} us | chosen {chosen}"
                 print(row, "| best", *(f"{way} {copies.line(times[way])};" for way in order), flush=True)
 
 

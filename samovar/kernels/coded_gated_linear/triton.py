@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from samovar.kernels.coded_gated_linear import coded_gated_linear
-from samovar.kernels.coded_linear.tiles import fixed_tile
+from samovar.kernels.coded_linear.tiles import MOST_TOKENS_OF, fixed_tile
 from samovar.kernels.coded_linear.triton import (
     accepts,
     accepts_fixed,
@@ -35,7 +35,7 @@ def coded_gated_linear_triton(
 ) -> torch.Tensor:
     """Gate and up of a result meet in one program where `tile_of` has a tile for that."""
     hidden = row_scale.shape[0] // 2
-    tile = tile_of(x, hidden, parts=2)
+    tile = tile_of(x, hidden, kind, parts=2)
     if tile is None:
         return ACTIVATIONS[activation](coded_linear_triton(x, codes, scale, row_scale, kind, bias))
     out = x.new_empty(x.shape[0], hidden)
@@ -54,7 +54,7 @@ def coded_gated_linear_fixed(
 ) -> torch.Tensor:
     """The same instructions for a row whatever is computed beside it."""
     hidden = row_scale.shape[0] // 2
-    if hidden % BRICK_ROWS:
+    if hidden % BRICK_ROWS or MOST_TOKENS_OF.get(kind) == 0:
         return ACTIVATIONS[activation](coded_linear_fixed(x, codes, scale, row_scale, kind, bias))
     out = x.new_empty(x.shape[0], hidden)
     weight = codes, scale, row_scale, kind

@@ -1,11 +1,12 @@
 """Which kernel multiplies how many tokens with a packed weight of which shape, as plain data: no Triton here.
 
 A weight of 4.5 bits is read in a quarter of the time of a plain one, so that a program's share is soon over: more splits,
-and deeper tiles. `MEASURED` has what was fastest on an H200; other shapes follow the rule in `dot_tile`.
+and deeper tiles.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from samovar.kernels.linear.tiles import DotTile, power_of_two
@@ -19,38 +20,29 @@ WORKSPACE_BYTES = 64 << 20
 """Most decoded weights that exist at once: the memory plan counts with it."""
 PROGRAMS = 264
 """Programs of a split product that suffice: two for each multiprocessor of an H200."""
-MOST_SPLITS = {16: 8, 32: 4, 64: 4, 128: 2}
+MOST_SPLITS = {8: 8, 16: 8, 32: 4, 64: 4, 128: 2}
 """Tokens of a tile -> most programs that share a result; joining sums costs the more, the more tokens there are."""
 
-MEASURED: dict[tuple[int, int, int], dict[int, DotTile]] = {
-    (1, 6144, 4096): {
-        16: DotTile(16, 128, 128, 8, 8, 3, 8),
-        32: DotTile(32, 64, 128, 4, 4, 3),
-        64: DotTile(64, 64, 128, 4, 4, 3),
-        128: DotTile(128, 64, 128, 2, 4, 3),
+TILES: dict[int, dict[int, DotTile]] = {
+    1: {
+        8: DotTile(8, 64, 128, stages=3, ahead=8),
+        16: DotTile(16, 64, 128, stages=4, ahead=8),
+        32: DotTile(32, 64, 128, stages=3),
+        64: DotTile(64, 128, 64, warps=8, stages=4),
+        128: DotTile(128, 64, 128, stages=3),
     },
-    (1, 4096, 4096): {
-        16: DotTile(16, 64, 256, 4, 4, 5, 8),
-        32: DotTile(32, 64, 128, 4, 4, 3),
-        64: DotTile(64, 64, 128, 2, 4, 4),
-        128: DotTile(128, 64, 128, 2, 4, 4),
-    },
-    (2, 14336, 4096): {
-        8: DotTile(16, 128, 128, 2, 8, 3, 8),
-        16: DotTile(16, 64, 128, 4, 4, 3, 8),
-        32: DotTile(32, 64, 64, 4, 4, 4),
-        64: DotTile(64, 64, 64, 1, 4, 4),
-        128: DotTile(128, 64, 64, 1, 4, 4),
-    },
-    (1, 4096, 14336): {
-        4: DotTile(16, 128, 256, 8, 8, 3, 8),
-        16: DotTile(16, 64, 256, 8, 4, 3, 8),
-        32: DotTile(32, 128, 128, 4, 8, 4),
-        64: DotTile(64, 64, 128, 4, 4, 4),
-        128: DotTile(128, 64, 128, 4, 4, 3),
+    2: {
+        8: DotTile(8, 64, 128, stages=3, ahead=8),
+        16: DotTile(16, 64, 128, stages=4, ahead=8),
+        32: DotTile(32, 64, 64, stages=3),
+        128: DotTile(128, 64, 64, stages=3),
     },
 }
-"""(parts, rows of a part, inputs) -> tile by the most tokens that it is for, on an H200 with weights of "e2m1_16"."""
+"""Parts -> tile by the most tokens in it, before splits. Each was compared with float32 on an H200: a tile of 64 tokens and
+128 inputs, or a gated one of 64, may be faster, but was not."""
+MOST_TOKENS_OF = {"int4_32": 32, "int4_64": 32, "int4_32_zero": 0, "int4_64_zero": 0}
+"""Kinds of which an H200 computed wrong sums with more tokens, where Triton compiles what the interpreter computes right.
+They are decoded for cuBLAS."""
 
 
 def shared_bytes(tile: DotTile, parts: int) -> int:
@@ -59,16 +51,15 @@ def shared_bytes(tile: DotTile, parts: int) -> int:
     return tile.stages * (2 * tile.depth * tile.tokens + weights)
 
 
-def dot_tile(tokens: int, n: int, k: int, parts: int = 1) -> DotTile:
-    """The tile for a few tokens and a weight of `parts` times [n, k], 128 tokens in one row of programs."""
-    for most, tile in sorted(MEASURED.get((parts, n, k), {}).items()):
-        if min(tokens, 128) <= most:
-            return tile
-    width = min(max(power_of_two(tokens), 16), 128)
-    depth, splits, programs = 64 if parts == 2 and width > 16 else 128, 1, -(-n // 64)
-    while splits < MOST_SPLITS[width] and programs * splits * parts < PROGRAMS and k >= 8 * splits * depth:
+def dot_tile(tokens: int, n: int, k: int, parts: int = 1) -> DotTile | None:
+    """The tile for a few tokens and a weight of `parts` times [n, k], up to 128 tokens in one row of programs."""
+    tile = TILES[parts].get(min(max(power_of_two(tokens), 8), 128))
+    if tile is None:
+        return None
+    splits, programs = 1, -(-n // tile.rows)
+    while splits < MOST_SPLITS[tile.tokens] and programs * splits * parts < PROGRAMS and k >= 8 * splits * tile.depth:
         splits *= 2
-    return DotTile(width, 64, depth, splits, stages=3, ahead=8 if width == 16 else 0)
+    return replace(tile, splits=splits)
 
 
 def fixed_tile(parts: int = 1) -> DotTile:
@@ -77,15 +68,15 @@ def fixed_tile(parts: int = 1) -> DotTile:
 
 
 @lru_cache(maxsize=4096)
-def choose_tile(tokens: int, n: int, k: int, parts: int, shared: int) -> DotTile | None:
+def choose_tile(tokens: int, n: int, k: int, parts: int, shared: int, kind: str = "e2m1_16") -> DotTile | None:
     """How to multiply `tokens` tokens with `parts` times [n, k]; None leaves it to cuBLAS, with a decoded weight.
 
     A tile that takes more than `shared` bytes, or a gated product that cuts bricks, is not used.
     """
-    if not 0 < tokens <= MOST_TOKENS[parts] or (parts == 2 and n % 16):
+    if not 0 < tokens <= min(MOST_TOKENS[parts], MOST_TOKENS_OF.get(kind, tokens)) or (parts == 2 and n % 16):
         return None
     # Rows of inputs that start anywhere cannot be copied 16 bytes at a time.
     if k % 8:
         return None
     tile = dot_tile(tokens, n, k, parts)
-    return tile if shared_bytes(tile, parts) <= shared else None
+    return tile if tile is not None and shared_bytes(tile, parts) <= shared else None

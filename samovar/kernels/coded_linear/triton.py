@@ -14,7 +14,7 @@ import triton.language as tl
 from torch.nn.functional import linear as dense
 
 from samovar.kernels.coded_linear import coded_linear
-from samovar.kernels.coded_linear.tiles import WORKSPACE_BYTES, choose_tile, fixed_tile
+from samovar.kernels.coded_linear.tiles import MOST_TOKENS_OF, WORKSPACE_BYTES, choose_tile, fixed_tile
 from samovar.kernels.coded_weights import BRICK_ROWS, KINDS
 from samovar.kernels.coded_weights.triton import (
     bricks_across,
@@ -27,6 +27,7 @@ from samovar.kernels.coded_weights.triton import (
 )
 from samovar.kernels.linear import triton as plain
 from samovar.kernels.linear.tiles import DotTile
+from samovar.kernels.linear.tiles import fixed_tile as plain_fixed_tile
 from samovar.kernels.op import Target
 from samovar.kernels.overlap import launch_options
 from samovar.kernels.overlap.triton import await_previous, fetch_to_l2, start_next
@@ -317,9 +318,27 @@ def multiply_decoded(
     return out
 
 
-def tile_of(x: torch.Tensor, rows: int, parts: int = 1) -> DotTile | None:
+def multiply_fixed(
+    x: torch.Tensor,
+    weight: Packed,
+    out: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """out [tokens, n] = residual + x weight^T + bias with the one tile of deterministic mode; returns `out`.
+
+    Kinds that the kernel must not decode on the way are decoded whole, for the plain kernel.
+    """
+    codes, scale, row_scale, kind = weight
+    if MOST_TOKENS_OF.get(kind) != 0:
+        return multiply(fixed_tile(), x, weight, out, bias=bias, residual=residual)
+    decoded = dequantize(codes, scale, row_scale, kind, x.new_empty(len(row_scale), x.shape[1]))
+    return plain.multiply(plain_fixed_tile(x.element_size()), x, decoded, out, bias=bias, residual=residual)
+
+
+def tile_of(x: torch.Tensor, rows: int, kind: str, parts: int = 1) -> DotTile | None:
     """How to multiply `x` [tokens, k] with a packed weight of `parts` times `rows` rows; None leaves it to cuBLAS."""
-    return choose_tile(x.shape[0], rows, x.shape[1], parts, _shared)
+    return choose_tile(x.shape[0], rows, x.shape[1], parts, _shared, kind)
 
 
 @coded_linear.impl("triton", devices=("cuda",), accepts=accepts)
@@ -332,7 +351,7 @@ def coded_linear_triton(
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One kernel for few tokens; decoded rows and cuBLAS for many."""
-    tile = tile_of(x, row_scale.shape[0])
+    tile = tile_of(x, row_scale.shape[0], kind)
     weight = codes, scale, row_scale, kind
     if tile is None:
         return multiply_decoded(x, weight, None, bias)
@@ -350,4 +369,4 @@ def coded_linear_fixed(
 ) -> torch.Tensor:
     """The same instructions for a row whatever is computed beside it."""
     out = x.new_empty(x.shape[0], row_scale.shape[0])
-    return multiply(fixed_tile(), x, (codes, scale, row_scale, kind), out, bias=bias)
+    return multiply_fixed(x, (codes, scale, row_scale, kind), out, bias)

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from samovar.kernels.coded_linear.tiles import fixed_tile
-from samovar.kernels.coded_linear.triton import accepts, accepts_fixed, multiply, multiply_decoded, tile_of
+from samovar.kernels.coded_linear.triton import (
+    accepts,
+    accepts_fixed,
+    multiply,
+    multiply_decoded,
+    multiply_fixed,
+    tile_of,
+)
 from samovar.kernels.coded_linear_add import coded_linear_add
 
 
@@ -20,7 +26,7 @@ def coded_linear_add_triton(
     bias: torch.Tensor | None = None,
 ) -> None:
     """One kernel for few tokens; decoded rows and cuBLAS for many."""
-    tile = tile_of(x, row_scale.shape[0])
+    tile = tile_of(x, row_scale.shape[0], kind)
     weight = codes, scale, row_scale, kind
     if tile is None:
         multiply_decoded(x, weight, residual, bias, adds=True)
@@ -39,4 +45,4 @@ def coded_linear_add_fixed(
     bias: torch.Tensor | None = None,
 ) -> None:
     """The same instructions for a row whatever is computed beside it."""
-    multiply(fixed_tile(), x, (codes, scale, row_scale, kind), residual, bias=bias, residual=residual)
+    multiply_fixed(x, (codes, scale, row_scale, kind), residual, bias, residual)
