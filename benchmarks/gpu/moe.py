@@ -7,7 +7,6 @@ experts that have tokens.
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.linear import attempt, prepare
 from samovar.kernels import overlap
 from samovar.kernels.expert_products import expert_products
 from samovar.kernels.expert_products import triton as experts
@@ -27,7 +27,6 @@ from samovar.kernels.logits.triton import logits_triton
 from samovar.kernels.route import route
 from samovar.kernels.route.triton import route_triton
 from samovar.kernels.silu_mul.triton import silu_mul_triton
-from samovar.kernels.triton_launch import compile_each, noting
 
 HIDDEN, INNER, EXPERTS, TOP_K = 2048, 768, 128, 8
 EXPERT_BYTES = 3 * HIDDEN * INNER * 2
@@ -65,46 +64,6 @@ class Layer:
             weights, ids = route(torch.randn(tokens, EXPERTS, device="cuda"), None, TOP_K, "softmax", True)
             found.append((x, ids, weights))
         return found
-
-
-def prepare(runs: list[Run]) -> None:
-    """Compile what the runs launch, side by side."""
-    with noting() as notes:
-        for run in runs:
-            run()
-    report = compile_each(notes, os.cpu_count() or 1)
-    print(report, *(f"FAILED {each.launch.options}: {each.error}" for each in report.failures), flush=True)
-
-
-def timed(run: Run, replays: int = 3, repeats: int = 5) -> float:
-    """Seconds of one replay of a graph of `run`."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    graph.replay()
-    times = []
-    for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(replays):
-            graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / replays / 1e3)
-    return statistics.median(times)
-
-
-def attempt(run: Run) -> float:
-    """`timed`, or infinity for a tile that the chip does not take."""
-    try:
-        return timed(run)
-    except Exception as error:  # Triton raises many kinds: the table goes on without this tile
-        print("  failed:", str(error).splitlines()[0][:100])
-        return float("inf")
 
 
 def error(got: torch.Tensor, expected: torch.Tensor) -> float:
