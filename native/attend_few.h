@@ -284,25 +284,20 @@ inline void attend_few_piece(const Shape& shape, const SamovarStep& step, const 
     });
 }
 
-// A unit of one query row.
-inline void attend_few(const Shape& shape, const SamovarStep& step, const Unit& unit, uint8_t* scratch) {
-    const FewState state(shape, scratch);
+// Every piece of a unit of one query row, by compute(first key, last key), which leaves its sums in `piece`; the result to where
+// the unit wants it. place(n): where number n of a head stands in the sums.
+template <typename Compute, typename Place>
+SAMOVAR_INLINE void attend_pieces(const Shape& shape, const Unit& unit, const FewSums& piece, const FewSums& all, Compute&& compute,
+                                  Place&& place) {
     const int first = unit.first_head * shape.group, last = unit.last_head * shape.group, dim = shape.padded_dim;
-    const float* q = unit.queries.rows + unit.first_row * unit.queries.stride;
-    for (int head = first; head < last; head++) {
-        float* own = state.q + size_t(head) * dim;
-        for (int n = shape.dim; n < dim; n++) own[n] = 0;
-        for (int n = 0; n < shape.dim; n++) own[order_of(shape.format, n, shape.dim)] = q[head * shape.dim + n] * shape.query_factor();
-    }
-    const FewSums* sums = &state.piece;
+    const FewSums* sums = &piece;
     for (int key = unit.first_key; key < unit.last_key;) {
         const int end = piece_end(key, FEW_PIECE, unit.last_key);
-        state.piece.clear(first, last, dim);
-        attend_few_piece(shape, step, unit, state, key, end);
+        compute(key, end);
         if (key > unit.first_key || end < unit.last_key) {
-            if (key == unit.first_key) state.all.clear(first, last, dim);
-            state.all.add(state.piece, first, last, dim);
-            sums = &state.all;
+            if (key == unit.first_key) all.clear(first, last, dim);
+            all.add(piece, first, last, dim);
+            sums = &all;
         }
         key = end;
     }
@@ -310,7 +305,7 @@ inline void attend_few(const Shape& shape, const SamovarStep& step, const Unit& 
     for (int head = first; head < last; head++) {
         alignas(64) float values[MAX_HEAD_DIM];
         const float* own = sums->values + size_t(head) * dim;
-        for (int n = 0; n < dim; n++) values[n] = own[order_of(shape.format, n, shape.dim)];
+        for (int n = 0; n < dim; n++) values[n] = own[place(n)];
         if (unit.partial == nullptr) {
             write_result(shape, head, values, sums->maxima[head], sums->totals[head], y + head * shape.dim);
             continue;
@@ -319,6 +314,23 @@ inline void attend_few(const Shape& shape, const SamovarStep& step, const Unit& 
         std::memcpy(partial.values(head - first), values, sizeof(float) * size_t(dim));
         partial.maximum(head - first) = sums->maxima[head], partial.total(head - first) = sums->totals[head];
     }
+}
+
+// A unit of one query row.
+inline void attend_few(const Shape& shape, const SamovarStep& step, const Unit& unit, uint8_t* scratch) {
+    const FewState state(shape, scratch);
+    const int first = unit.first_head * shape.group, last = unit.last_head * shape.group, dim = shape.padded_dim;
+    const float* q = unit.queries.rows + unit.first_row * unit.queries.stride;
+    const auto place = [&](int n) { return order_of(shape.format, n, shape.dim); };
+    for (int head = first; head < last; head++) {
+        float* own = state.q + size_t(head) * dim;
+        for (int n = shape.dim; n < dim; n++) own[n] = 0;
+        for (int n = 0; n < shape.dim; n++) own[place(n)] = q[head * shape.dim + n] * shape.query_factor();
+    }
+    attend_pieces(shape, unit, state.piece, state.all, [&](int key, int end) {
+        state.piece.clear(first, last, dim);
+        attend_few_piece(shape, step, unit, state, key, end);
+    }, place);
 }
 
 }  // namespace samovar::SAMOVAR_ISA

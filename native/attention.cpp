@@ -8,6 +8,7 @@
 
 #include "attend_amx.h"
 #include "attend_few.h"
+#include "attend_few_tiles.h"
 #include "attend_tiles.h"
 
 namespace samovar::SAMOVAR_ISA {
@@ -143,8 +144,12 @@ float* partial_of(const Call& call, const Cut& cut, int64_t unit) {
     return reinterpret_cast<float*>(call.shared) + size_t(unit) * cut.partial_floats();
 }
 
-void run_unit(const Call& call, const Cut& cut, Unit unit, uint8_t* scratch) {
+void run_unit(const Call& call, const Cut& cut, const Unit& unit, [[maybe_unused]] const Unit* next, uint8_t* scratch) {
     const Shape& shape = cut.shape;
+#if defined(__AMX_TILE__)
+    if (cut.is_few(unit.queries) && has_few_tiles(shape, call.step->block_size))
+        return attend_few_tiles(shape, *call.step, unit, next, scratch);
+#endif
     if (cut.is_few(unit.queries)) return attend_few(shape, *call.step, unit, scratch);
 #if defined(__AMX_BF16__)
     if (shape.format != SAMOVAR_F32) return attend_tiles<AmxKernel>(shape, *call.step, unit, scratch);
@@ -165,6 +170,13 @@ void merge_flat(const Call& call, const Cut& cut, const Unit& unit, int64_t firs
     }
     float* y = unit.queries.out + row * unit.queries.out_stride + head * shape.dim;
     write_result(shape, head, values, maximum, total, y);
+}
+
+// Piece `n` of a unit.
+Unit piece_of(const Cut& cut, Unit unit, int n) {
+    const int size = cut.is_few(unit.queries) ? FEW_PIECE : TILE_PIECE, start = (unit.first_key / size + n) * size;
+    unit.last_key = std::min(unit.last_key, start + size), unit.first_key = std::max(unit.first_key, start);
+    return unit;
 }
 
 // A thread's scratch: the cut and the cursor, then the kernel's.
@@ -189,12 +201,19 @@ void run(const Call& call, int phase, int chunk, Worker& worker) {
         return;
     }
     if (pieces > 1) {
-        const int size = cut.is_few(unit.queries) ? FEW_PIECE : TILE_PIECE;
-        const int start = (unit.first_key / size + int(chunk - own.cursor.first_unit)) * size;
-        unit.last_key = std::min(unit.last_key, start + size), unit.first_key = std::max(unit.first_key, start);
+        unit = piece_of(cut, unit, int(chunk - own.cursor.first_unit));
         unit.partial = partial_of(call, cut, chunk);
     }
-    run_unit(call, cut, unit, worker.scratch + OWN_BYTES);
+    // Chunks are taken in a row: the next one is likely to be this thread's, too.
+    Unit next;
+    bool has_next = false;
+    if (Cursor after = own.cursor; chunk + 1 < cut.units) {
+        const int next_pieces = find(cut, sequences, chunk + 1, false, after);
+        next = cut.unit(sequences[after.sequence], after.part);
+        if (next_pieces > 1) next = piece_of(cut, next, int(chunk + 1 - after.first_unit));
+        has_next = cut.is_few(next.queries);
+    }
+    run_unit(call, cut, unit, has_next ? &next : nullptr, worker.scratch + OWN_BYTES);
 }
 
 int count_chunks(const Call& call, int phase) {
@@ -210,7 +229,11 @@ size_t shared_bytes(const Call& call) {
 
 size_t thread_bytes(const Call& call) {
     const Shape shape(call);
-    return OWN_BYTES + std::max(FewState::bytes(shape), TileState::bytes(shape));
+    size_t bytes = std::max(FewState::bytes(shape), TileState::bytes(shape));
+#if defined(__AMX_TILE__)
+    bytes = std::max(bytes, FewTilesState::bytes(shape));
+#endif
+    return OWN_BYTES + bytes;
 }
 
 const char* refuse(const Call& call) {
@@ -227,6 +250,6 @@ const char* refuse(const Call& call) {
 
 }  // namespace
 
-extern const Operation attention_operation = {count_chunks, run, shared_bytes, thread_bytes, refuse};
+extern const Operation attention_operation = {count_chunks, run, shared_bytes, thread_bytes, refuse, nullptr, true};
 
 }  // namespace samovar::SAMOVAR_ISA

@@ -52,6 +52,7 @@ struct Operation {
     // Not null: chunks read memory one behind the other, so a thread takes them in a row, and only at the end from the rows of
     // others. What thread `thread` will read, MOST_SPANS at most, so that it can be asked for while the thread waits.
     int (*spans)(const Call&, int thread, Span* spans) = nullptr;
+    bool in_rows = false;   // without spans, chunks are taken in a row all the same
 };
 
 // What one compiled instruction set offers.

@@ -60,7 +60,7 @@ bool Program::prepare(char* error, size_t error_size) {
             if (chunks > MOST_CHUNKS)
                 return refuse(error, error_size, "instruction %d (%s): %lld chunks of work, at most %lld are possible", n,
                               NAMES[op], (long long)chunks, (long long)MOST_CHUNKS);
-            phases.push_back({n, phase, chunks, operation.spans != nullptr});
+            phases.push_back({n, phase, chunks, operation.spans != nullptr, operation.spans != nullptr || operation.in_rows});
         }
     }
     int64_t next = -1;

@@ -12,6 +12,7 @@ struct Phase {
     int phase;
     int64_t chunks;
     bool is_stream;              // its operation has spans
+    bool in_rows;                // chunks are taken in a row, whether it has spans or not
     int64_t next_stream = -1;    // the next phase that is one, the first one behind the last; -1: none
 };
 

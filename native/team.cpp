@@ -177,7 +177,7 @@ void Team::work_from(Seat& seat, size_t at, int64_t chunk, bool is_open) {
         if (!is_open && phase.chunks > 1) open(first_number_ + at, phase.chunks);
         int64_t mine = 0;
         for (seat.worker.is_first = true; chunk < phase.chunks; seat.worker.is_first = false) {
-            program_.run(phase, phase.is_stream && phase.chunks > 1 ? claim(seat, phase.chunks) : chunk, seat.worker);
+            program_.run(phase, phase.in_rows && phase.chunks > 1 ? claim(seat, phase.chunks) : chunk, seat.worker);
             mine++;
             // The phase cannot end before this thread has said what it did, so the turn can be moved on blindly.
             chunk = phase.chunks == 1 ? 1 : chunk_of(turn_.fetch_add(1, std::memory_order_acq_rel));

@@ -240,6 +240,7 @@ void multiply_bf16(const WideInput& input, const SamovarMatrix& m, const Samovar
 constexpr int64_t GROUP_BYTES = 1 << 20;   // of weights as tiles in scratch
 constexpr int L1_TILES = 11;               // columns, in tiles, of 32 rows and 2 panels that fit into the first-level cache
 constexpr int64_t BLOCK_BYTES = 4 * TILE_ROWS * LANES * 4;  // sums of 32 rows x 2 panels
+constexpr int64_t NEAR_BYTES = 7 << 18;    // of activations that the second-level cache keeps: asking for those costs more than it saves
 constexpr int AHEAD = 4;                   // tiles between the product and what is asked of the memory
 
 // How a product is cut: `depth` tiles of columns of `panels` panels lie in scratch; `step` of them are multiplied at a time.
@@ -339,6 +340,7 @@ void multiply_group(const WideInput& input, const TilePanels& panels, int first,
     const uint8_t* activations = IS_INT8 ? input.int8(shared) : input.bf16(shared);
     uint8_t* sums = scratch + blocking.weight_bytes();
     const uint8_t* weights[GROUP_BYTES / TILE_BYTES + GROUP_PANELS];
+    const bool is_far = (end_row - first_row) / TILE_ROWS * row_tile_bytes > NEAR_BYTES;
     for (int depth = 0; depth < blocking.tiles; depth += blocking.depth) {
         const int depth_end = std::min(depth + blocking.depth, blocking.tiles);
         for (int n = first; n < end; n++)
@@ -349,7 +351,7 @@ void multiply_group(const WideInput& input, const TilePanels& panels, int first,
             const int64_t next_row = row + WIDE_ROWS < end_row ? row + WIDE_ROWS : first_row;
             const int calls = ((end - first + 1) / 2) * ((depth_end - depth + blocking.step - 1) / blocking.step);
             Forerunner runner[2];
-            for (int i = 0; i < (next_row + TILE_ROWS < end_row ? 2 : 1); i++)
+            for (int i = 0; is_far && i < (next_row + TILE_ROWS < end_row ? 2 : 1); i++)
                 runner[i].start(activations + (next_row / TILE_ROWS + i) * row_tile_bytes + depth * TILE_BYTES,
                                 (depth_end - depth) * TILE_BYTES, calls);
             uint8_t* row_sums = sums + (blocking.is_deep ? (row - first_row) / WIDE_ROWS * ((blocking.panels + 1) / 2) * BLOCK_BYTES : 0);

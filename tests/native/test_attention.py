@@ -238,6 +238,43 @@ def test_nan_reaches_the_result(team: Team) -> None:
             assert np.isnan(case.run(team)).any(axis=1).all(), (form, cache)
 
 
+@pytest.mark.parametrize("form", [Format.BF16, Format.KV_I8], ids=lambda form: form.name)
+@pytest.mark.parametrize(
+    ("dim", "heads", "block_size", "window"),
+    [(64, (9, 3), 16, 0), (64, (4, 4), 32, 37), (128, (8, 2), 16, 300), (192, (2, 1), 64, 0), (256, (6, 2), 16, 9)],
+)
+def test_decode_is_exact_to_16_bits(
+    team: Team, form: Format, dim: int, heads: tuple[int, int], block_size: int, window: int
+) -> None:
+    """With few heads for each of the cache's, in every set: queries and weights in two parts where tiles are too coarse."""
+    spans = [(1, total) for total in (1, 2, 15, 16, 17, 63, 64, 65, 255, 256, 257, 600)]
+    case = Case(form, spans, *heads, dim, block_size, window, has_sinks=dim == 128, seed=dim + window)
+    got, (expected, bound) = case.run(team), case.expected(is_wide=False)
+    for n, ((_, total), (keys, values)) in enumerate(zip(spans, case.own, strict=True)):
+        seen = slice(max(0, total - window) if window else 0, total)
+        group = heads[0] // heads[1]
+        q = case.q[n, : heads[0] * dim].reshape(heads[0], dim)
+        k, v = (np.abs(x[seen]).repeat(group, axis=1) for x in (keys, values))
+        # A query is off by 2^-16 of its largest number, a weight by 2^-17 of the largest product of a weight and a value.
+        off = np.abs(q).max(axis=1) * k.sum(axis=2).max(axis=0) * case.scale * 2**-16
+        most = v.max(axis=(0, 2))
+        slack = most * (np.expm1(2.02 * off) + (total + 1) * 2**-17)
+        bound[n] += slack.repeat(dim)
+    far = np.abs(got - expected) / bound
+    assert (far <= 1).all(), f"off by {np.nanmax(far):.3g} bounds; NaN: {np.isnan(got).sum()}"
+
+
+@pytest.mark.parametrize("form", [Format.BF16, Format.KV_I8], ids=lambda form: form.name)
+@pytest.mark.parametrize("where", ["keys", "values", "q"])
+def test_nan_reaches_a_decoded_row(team: Team, form: Format, where: str) -> None:
+    case = Case(form, [(1, 40), (1, 300)], heads=6, kv_heads=2)
+    if where == "q":
+        case.q[:, 5:130:64] = np.nan
+    else:
+        getattr(case, where)[case.tables[:, 1] * case.block_size + 2] = 0xFF
+    assert np.isnan(case.run(team)).any(axis=1).all()
+
+
 @pytest.mark.parametrize("seed", range(25))
 def test_random_steps(team: Team, seed: int) -> None:
     rng = np.random.default_rng(1000 + seed)
