@@ -1,6 +1,6 @@
 """Products with four-bit weights on a GPU: correct at real sizes and for every code, then tile by tile beside plain bf16.
 
-PYTHONPATH=. python3 benchmarks/gpu/coded_linear.py [check] [tiles] [many] [stack] [--quick], all parts by default. Times
+PYTHONPATH=. python3 benchmarks/gpu/coded_linear.py [fault] [check] [tiles] [many] [stack] [--quick], all parts by default. Times
 are medians of graph replays over more weights than the L2 cache holds; GB/s are of codes and scales (4.5 bits a weight).
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -44,10 +45,12 @@ L2_BYTES = 250_000_000
 
 def random_packed(rows: int, inputs: int, kind: str = "e2m1_16") -> coded.Packed:
     """A packed weight of random bits on the GPU, whose scales are from one half to two."""
-    made, (row_bricks, input_bricks) = KINDS[kind], shape_of(rows, inputs)
+    made, (row_bricks, input_bricks) = KINDS[kind], shape_of(rows, inputs, kind)
     codes = torch.randint(-(2**31), 2**31, (row_bricks, input_bricks, 128), device="cuda", dtype=torch.int32)
+    if made.code == "e4m3":
+        codes &= ~0x24002400  # nothing that is no number
     words = (row_bricks, input_bricks, 16 * made.words)
-    if made.group == 16:
+    if made.has_small_scale:
         scale = torch.randint(160, 176, (*words, 4), device="cuda", dtype=torch.uint8).view(torch.int32).view(words)
     else:
         numbers = (torch.rand(*words, 2, device="cuda") + 0.5) * 2.0 ** (made.shift - 1)
@@ -101,18 +104,20 @@ def check(quick: bool) -> None:
     runs: list[Callable[[], object]] = []
     for kind, rows, inputs, tokens in cases:
         weight, x = weights[kind, rows, inputs], random(max(tokens, 1), inputs)[:tokens]
-        runs.append(partial(coded.coded_linear_triton, x, *weight))
+        bias = random(1, rows)[0]
+        runs.append(partial(coded.coded_linear_triton, x, *weight, bias))
         if tokens in (1, 17, 65, 300):
-            runs.append(partial(coded_linear_add_triton, x, *weight, random(tokens, rows)))
-            runs.append(partial(coded.coded_linear_fixed, x, *weight))
+            runs.append(partial(coded_linear_add_triton, x, *weight, random(tokens, rows), bias))
+            runs.append(partial(coded.coded_linear_fixed, x, *weight, bias))
             if rows % 32 == 0:
-                runs.append(partial(coded_gated_linear_triton, x, *weight, "silu"))
+                runs.append(partial(coded_gated_linear_triton, x, *weight, "silu", bias))
     prepare(runs)
     worst, count, same = 0.0, 0, True
+    decoded = {key: decode(*weight[:2], key[0], key[1], key[2], weight[2]).t() for key, weight in weights.items()}
     for kind, rows, inputs, tokens in cases:
         weight, x = weights[kind, rows, inputs], random(max(tokens, 1), inputs)[:tokens]
         bias, base = random(1, rows)[0], random(max(tokens, 1), rows)[:tokens]
-        expected = x.float() @ decode(*weight[:2], kind, rows, inputs, weight[2]).t() + bias.float()
+        expected = x.float() @ decoded[kind, rows, inputs] + bias.float()
         got = [(coded.coded_linear_triton(x, *weight, bias), expected)]
         if tokens in (1, 17, 65, 300):
             got.append((coded.coded_linear_fixed(x, *weight, bias), expected))
@@ -258,6 +263,8 @@ def tile_tables(quick: bool) -> None:
                 times = {way: attempt(run) for way, run in ways.items()}
                 order = sorted(times, key=lambda way: times[way])[:5]
                 tile = dot_tile(tokens, n, k, p)
+                if tile is not None and short(tile) not in times:
+                    times[short(tile)] = attempt(partial(copies.ours, tokens, tile))
                 chosen = "apart" if tile is None else f"{short(tile)} {copies.line(times[short(tile)])}"
                 row = f"{name:8} M={tokens:3} bf16 {plain.us(tokens):6.1f} us | chosen {chosen}"
                 print(row, "| best", *(f"{way} {copies.line(times[way])};" for way in order), flush=True)
@@ -325,12 +332,61 @@ def stack(quick: bool) -> None:
         print(f"{tokens:6} {times[0]:12.3f} {times[1]:12.3f}", flush=True)
 
 
+@contextmanager
+def settled(wanted: bool) -> Iterator[None]:
+    """Inside, the decoder waits for the product that reads its registers, or does not."""
+    before, coded.SETTLES = coded.SETTLES, wanted
+    try:
+        yield
+    finally:
+        coded.SETTLES = before
+
+
+def fault_tiles() -> list[DotTile]:
+    """Tiles that differ in what might matter for products that are still under way."""
+    found = [
+        DotTile(width, 64, depth, splits, 4, stages)
+        for width in (32, 64, 128)
+        for depth in (64, 128)
+        for splits, stages in ((1, 2), (1, 3), (2, 3))
+    ]
+    return [*found, DotTile(128, 128, 64, 1, 8, 3), DotTile(128, 128, 128, 2, 8, 3), DotTile(16, 64, 128, 8, 4, 4)]
+
+
+def fault(quick: bool) -> None:
+    """The worst of five results of each tile, without and with the wait for products that read registers."""
+    rows, inputs = 6144, 4096
+    kinds = ("int4_32", "e2m1_16") if quick else ("int4_32", "int4_64", "int4_32_zero", "e2m1_16", "e2m1_32")
+    weights = {kind: random_packed(rows, inputs, kind) for kind in kinds}
+    x = random(128, inputs)
+
+    def run(kind: str, tile: DotTile, wanted: bool) -> torch.Tensor:
+        with settled(wanted):
+            given = x[: tile.tokens]
+            return coded.multiply(tile, given, weights[kind], x.new_empty(len(given), rows))
+
+    cases = [(kind, tile) for kind in kinds for tile in fault_tiles()]
+    prepare([partial(run, kind, tile, wanted) for kind, tile in cases for wanted in (False, True)])
+    wrong = {False: 0, True: 0}
+    for kind, tile in cases:
+        expected = x[: tile.tokens].float() @ decode(*weights[kind][:2], kind, rows, inputs, weights[kind][2]).t()
+        line = f"{kind:13} {short(tile):28}"
+        for wanted in (False, True):
+            off = max(error(run(kind, tile, wanted), expected) for _ in range(5))
+            wrong[wanted] += not off < 1.2e-2
+            line += f" {'waits' if wanted else 'does not wait'}: {off:.1e}{' WRONG' if not off < 1.2e-2 else ''}"
+            if kind == kinds[-1]:
+                line += f" ({timed(partial(run, kind, tile, wanted), 4, 3) * 1e6:.1f} us from the L2 cache)"
+        print(line, flush=True)
+    print(f"wrong of {len(cases)}: {wrong[False]} without the wait, {wrong[True]} with it", flush=True)
+
+
 def main(words: list[str]) -> None:
     """Run the parts that are wanted."""
     torch.manual_seed(0)
     overlap.switch(can_overlap())
     quick, wanted = "--quick" in words, [word for word in words if not word.startswith("-")]
-    parts = {"check": check, "stack": stack, "tiles": tile_tables, "many": many}
+    parts = {"fault": fault, "check": check, "stack": stack, "tiles": tile_tables, "many": many}
     for name, part in parts.items():
         if not wanted or name in wanted:
             began = time.perf_counter()

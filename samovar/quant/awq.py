@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from samovar.quant.base import Dim, TensorSpec
-from samovar.quant.coded import kind_of_integers, packed_integers
+from samovar.quant.coding import kind_of_integers, packed_integers
 from samovar.quant.dims import grouped
 from samovar.quant.grouped import Grouped, transposed, unsigned
 from samovar.quant.numbers.packing import unpack_awq

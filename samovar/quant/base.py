@@ -14,6 +14,7 @@ from torch.nn.functional import embedding
 from samovar.kernels.logits import logits
 from samovar.kernels.op import Kernels
 from samovar.kernels.rms_norm import rms_norm
+from samovar.quant.checks import Check, Use
 from samovar.quant.specs import GATED, Activation, Dim, FeatureAxis, TensorSpec, Weights
 
 __all__ = ["GATED", "Activation", "Dim", "FeatureAxis", "QuantMethod", "TensorSpec", "Weights"]
@@ -102,6 +103,10 @@ class QuantMethod:
         of `GATED`."""
         return self.kernels.use(GATED[activation])(self.norm_multiply(x, norm_weight, eps, weights, bias))
 
+    def checks(self, weights: Weights, use: Use) -> list[Check]:
+        """Products of what was loaded, for the self-test of a start; without memory, what they will run."""
+        return []
+
     def look_up(self, token_ids: torch.Tensor, weights: Weights) -> torch.Tensor:
         """Rows [tokens, in] of the stored weight, for formats that hold tables."""
         return embedding(token_ids, weights["weight"])
@@ -111,8 +116,5 @@ class QuantMethod:
         return self.kernels.use(logits)(x, weights["weight"])
 
     def after_load(self, weights: Weights, part_rows: list[int]) -> Weights:
-        """Repack what was loaded for the kernel; the default keeps the checkpoint's layout.
-
-        `part_rows` are the output features of each fused part held here, in order.
-        """
+        """Repack what was loaded for the kernel. `part_rows` are the output features of each fused part held here."""
         return weights

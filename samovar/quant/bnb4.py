@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from samovar.quant.base import Dim, FeatureAxis, TensorSpec, Weights
-from samovar.quant.bnb_state import BLOCK_SIZE, NESTED_BLOCK_SIZE, described, made_up
+from samovar.quant.bnb_state import BLOCK_SIZE, NESTED_BLOCK_SIZE, coded_blocks, described, made_up
 from samovar.quant.numbers.codebooks import VALUES
 from samovar.quant.numbers.packing import unpack_pairs
 from samovar.quant.scheme import Layer
@@ -101,6 +101,14 @@ class Bnb4(Stored):
             kept[f"weight.{part}"] = weights[f"weight.{part}"].view(-1)
             kept[f"absmax.{part}"], kept[f"map.{part}"] = absmax, weights[f"weight.quant_map.{part}"]
         return kept
+
+    def kind(self) -> str | None:
+        """See `Stored`. Blocks run over whole rows only where these have a multiple of their size."""
+        return f"{self.scheme.kind}_64" if self.num_inputs % BLOCK_SIZE == 0 else None
+
+    def coded(self, weights: Weights) -> Weights | None:
+        """See `Stored`. Only of the table that everyone has."""
+        return coded_blocks(self.scheme.kind, weights, self.part_rows, self.num_inputs)
 
     def rows(self, weights: Weights, first: int, count: int, part: int) -> torch.Tensor:
         """See `Stored`. A block of rows begins with a block of scales, for it has a multiple of 64 rows."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from samovar.errors import CheckpointError
+from samovar.quant.coding import packed_integers
+from samovar.quant.numbers.codebooks import VALUES
+from samovar.quant.numbers.packing import unpack_pairs
 
 BLOCK_SIZE, NESTED_BLOCK_SIZE = 64, 256
 
@@ -28,3 +32,18 @@ def made_up(length: int) -> torch.Tensor:
     """A description in `length` bytes, for weights of no meaning."""
     state = {"blocksize": BLOCK_SIZE, "nested_blocksize": NESTED_BLOCK_SIZE, "nested_offset": 2.0**-5}
     return torch.tensor(list(json.dumps(state).encode().ljust(length)), dtype=torch.uint8)
+
+
+def coded_blocks(
+    kind: str, weights: dict[str, torch.Tensor], part_rows: Sequence[int], num_inputs: int
+) -> dict[str, torch.Tensor] | None:
+    """What `Bnb4.repack` kept, as one packed weight; None for blocks that are not parts of rows, and tables of one's own."""
+    codes, scales = [], []
+    for part, rows in enumerate(part_rows):
+        table = weights[f"map.{part}"]
+        known = torch.tensor(VALUES[kind], device=table.device)
+        if num_inputs % BLOCK_SIZE or not torch.allclose(table, known, rtol=0, atol=2.0**-16):
+            return None
+        codes.append(unpack_pairs(weights[f"weight.{part}"], high_first=True).view(rows, num_inputs))
+        scales.append(weights[f"absmax.{part}"].view(rows, -1))
+    return packed_integers(f"{kind}_{BLOCK_SIZE}", torch.cat(codes), torch.cat(scales), None)

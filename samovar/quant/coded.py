@@ -12,13 +12,13 @@ import torch
 
 from samovar.kernels.coded_gated_linear import coded_gated_linear
 from samovar.kernels.coded_linear import coded_linear
+from samovar.kernels.coded_linear.tiles import refuse
 from samovar.kernels.coded_linear_add import coded_linear_add
-from samovar.kernels.coded_weights import BRICK_ROWS, KINDS, pack_codes, pack_scale, shape_of
+from samovar.kernels.coded_weights import BRICK_ROWS, KINDS, decode, shape_of
 from samovar.kernels.op import Kernels
-
-CODES, SCALE, ROW_SCALE = "codes", "scale_words", "row_scale"
-"""What the packed tensors are called among a layer's weights."""
-Weights = dict[str, torch.Tensor]
+from samovar.quant.bounds import Expected, gated, product
+from samovar.quant.checks import Check, Use
+from samovar.quant.coding import CODES, ROW_SCALE, SCALE, Weights
 
 
 class Packed(NamedTuple):
@@ -47,7 +47,7 @@ class CodedProducts:
 
     def shapes(self, rows: int, inputs: int) -> dict[str, tuple[int, ...]]:
         """What a weight [rows, inputs] becomes."""
-        row_bricks, input_bricks = shape_of(rows, inputs)
+        row_bricks, input_bricks = shape_of(rows, inputs, self.kind)
         words = BRICK_ROWS * KINDS[self.kind].words
         return {CODES: (row_bricks, input_bricks, 128), SCALE: (row_bricks, input_bricks, words), ROW_SCALE: (rows,)}
 
@@ -61,6 +61,48 @@ class CodedProducts:
         codes, scale = (torch.empty(shapes[name], dtype=torch.int32, device="meta") for name in (CODES, SCALE))
         return Packed(codes, scale, torch.empty(rows, device="meta"), self.kind)
 
+    def check(self, weight: Packed, inputs: int, use: Use) -> Check:
+        """The product that the model makes with `weight`, beside plain sums of what it means."""
+        ops = {"added": coded_linear_add.name, "silu": coded_gated_linear.name, "gelu": coded_gated_linear.name}
+        parts = 2 if use in ("silu", "gelu") else 1
+        rows = len(weight.row_scale) // parts
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            if use == "silu" or use == "gelu":
+                return self.gated(x, *weight, use, None)
+            if use != "added":
+                return self.linear(x, *weight, None)
+            y = x.new_zeros(len(x), rows)
+            self.add(x, *weight, y, None)
+            return y
+
+        def expect(x: torch.Tensor, some: slice) -> Expected:
+            found = [
+                product(x.float(), rows_of(weight, inputs, some.start + part * rows, some.stop - some.start), x.dtype)
+                for part in range(parts)
+            ]
+            return found[0] if parts == 1 else gated(found[0], found[1], use, x.dtype)
+
+        def leave_out(tokens: int) -> bool:
+            # Where gate and up do not meet in one program, the plain product of both is what ran.
+            found = [refuse(self.kind, rows * parts // joined, inputs, joined, tokens) for joined in {parts, 1}]
+            return any(found)
+
+        op = ops.get(use, coded_linear.name)
+        return Check(op, self.kind, use, rows, inputs, run, expect, leave_out)
+
+
+def rows_of(weight: Packed, inputs: int, first: int, count: int) -> torch.Tensor:
+    """Rows of a packed weight as kernels see them, float32 [count, inputs]: in bfloat16, times the scales of the rows.
+
+    `first` must be a multiple of 16.
+    """
+    bricks = slice(first // BRICK_ROWS, -(-(first + count) // BRICK_ROWS))
+    scale = weight.row_scale[first : first + count].float()
+    ones = torch.ones_like(scale)
+    plain = decode(weight.codes[bricks], weight.scale[bricks], weight.kind, count, inputs, ones)
+    return plain.to(torch.bfloat16).float() * scale[:, None]
+
 
 def has_kernel(kernels: Kernels) -> bool:
     """Whether something better than the reference multiplies packed weights on this target."""
@@ -68,30 +110,3 @@ def has_kernel(kernels: Kernels) -> bool:
         return False
     kernels.use(coded_linear)
     return kernels.routes[coded_linear.name].chosen != "reference"
-
-
-def kind_of_integers(group_size: int, num_inputs: int, *, has_zero: bool) -> str | None:
-    """The kind of four-bit integers with a scale for `group_size` inputs, -1 for all; None if there is none."""
-    end = "_zero" if has_zero else ""
-    if group_size == 32:
-        return f"int4_32{end}"
-    if group_size == -1 or group_size == num_inputs or (group_size > 0 and group_size % 64 == 0):
-        return f"int4_64{end}"
-    return None
-
-
-def packed_integers(kind: str, codes: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> Weights:
-    """Codes [rows, inputs], scales and zero points [rows, groups] -> what a layer keeps. Scales become bfloat16."""
-    if KINDS[kind].group == 64:
-        bricks = -(-codes.shape[1] // 64)
-        scale = _for_each_brick(scale, bricks)
-        zero = None if zero is None else _for_each_brick(zero, bricks)
-    row_scale = torch.ones(len(codes), device=codes.device)
-    return {CODES: pack_codes(codes, kind), SCALE: pack_scale(scale, kind, zero), ROW_SCALE: row_scale}
-
-
-def _for_each_brick(groups: torch.Tensor, bricks: int) -> torch.Tensor:
-    """[rows, groups] of a multiple of 64 inputs, or of all -> [rows, bricks]."""
-    if groups.shape[1] == 1:
-        return groups.expand(-1, bricks)
-    return groups.repeat_interleave(bricks // groups.shape[1], 1)

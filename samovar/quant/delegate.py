@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from samovar.quant.base import Activation, QuantMethod, Weights
+from samovar.quant.checks import Check, Use
 from samovar.quant.stored import Stored
 
 
@@ -14,6 +15,11 @@ class Delegate(QuantMethod):
     def held(self, weights: Weights) -> tuple[Stored, Weights]:
         """The other format, and its tensors."""
         raise NotImplementedError(f"{type(self).__name__} does not say what it holds")
+
+    def checks(self, weights: Weights, use: Use) -> list[Check]:
+        """See `QuantMethod`."""
+        method, kept = self.held(weights)
+        return method.checks(kept, use)
 
     def multiply(self, x: torch.Tensor, weights: Weights, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See `QuantMethod`."""

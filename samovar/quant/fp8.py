@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from samovar.quant.base import Dim, TensorSpec
+from samovar.quant.coding import kind_of_bytes, packed_bytes
 from samovar.quant.dims import PER_PART, Along, fixed, grouped
 from samovar.quant.inputs import Inputs
 from samovar.quant.numbers.small_floats import decode_e4m3, decode_ue8m0
@@ -72,6 +73,22 @@ class FP8(Rounded):
     def numbers(self, weights: dict[str, torch.Tensor], first: int, count: int) -> torch.Tensor:
         """See `Grouped`."""
         return decode_e4m3(weights[self.scheme.weight][first : first + count])
+
+    def kind(self) -> str | None:
+        """See `Stored`."""
+        if self.inputs is not None:
+            return None
+        return kind_of_bytes(
+            "e4m3", self.scheme.block[1] if self.scheme.strategy in ("group", "block") else -1, self.num_inputs
+        )
+
+    def coded(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
+        """See `Stored`. Scales of blocks are made those of rows."""
+        kind = self.kind()
+        if kind is None:
+            return None
+        scale = torch.cat([self.scales(weights, first, count, part) for part, first, count in self.blocks()])
+        return packed_bytes(kind, weights[self.scheme.weight].view(torch.uint8), scale)
 
     def small(self, weights: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor] | None:
         """See `Rounded`."""

@@ -1,8 +1,8 @@
-"""Blocks of four bits of GGUF files, multiplied by the op `coded_linear`.
+"""Blocks of GGUF files, multiplied by the op `coded_linear`.
 
-Scales of 32 weights become bfloat16 numbers, which is less than a file has (float16 in Q4_0 and Q4_1, the product of a
+Scales of weights become bfloat16 numbers, which is less than a file has (float16 in Q4_0 and Q4_1, the product of a
 float16 number and six bits in Q4_K). A block with a minimum is scale * (code - 8) + (minimum + 8 * scale): the second part
-is the same for 32 inputs, and so a product of its own, of their sums, 1/32 as large.
+is the same for a group of inputs, and so a product of its own, of their sums, a 32nd or 16th as large.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Sequence
 
 import torch
 
+from samovar.kernels.coded_weights import KINDS, MIDDLE
 from samovar.kernels.op import Kernels
 from samovar.quant.base import GATED, Activation, Dim, TensorSpec, Weights
-from samovar.quant.coded import packed_integers
+from samovar.quant.coding import packed_bytes, packed_integers
 from samovar.quant.dims import fixed
 from samovar.quant.numbers.gguf_blocks import CODED
 from samovar.quant.stored import Stored
 
-GROUP, KIND, MIDDLE = 32, "int4_32", 8
 REST = "rest"
-"""What the sums of inputs are multiplied with, bfloat16 [out, in / 32]."""
+"""What the sums of inputs are multiplied with, bfloat16 [out, groups]."""
 
 
 class GGUFCoded(Stored):
@@ -34,33 +34,44 @@ class GGUFCoded(Stored):
     def rows(self, weights: Weights, first: int, count: int, part: int) -> torch.Tensor:
         """See `Stored`."""
         codes, scale, minimum = self.type.decode(weights["weight"][first : first + count])
-        values = codes.float().view(count, -1, GROUP) - (MIDDLE if minimum is None else 0)
+        values = codes.float().view(count, -1, self.type.group)
+        if self.has_middle and minimum is None:
+            values = values - MIDDLE
         values = values * scale[..., None] + (0 if minimum is None else minimum[..., None])
         return values.flatten(1)
 
+    @property
+    def has_middle(self) -> bool:
+        """Whether codes are unsigned, of four bits."""
+        return KINDS[self.type.kind].bits == 4
+
     def kind(self) -> str | None:
         """See `Stored`."""
-        return KIND
+        return self.type.kind
 
     def coded(self, weights: Weights) -> Weights | None:
         """See `Stored`."""
         codes, scale, minimum = self.type.decode(weights["weight"])
-        packed = packed_integers(KIND, codes, scale, None)
-        return packed if minimum is None else packed | {REST: (minimum + MIDDLE * scale).to(torch.bfloat16)}
+        if self.has_middle:
+            packed = packed_integers(self.type.kind, codes, scale, None)
+            rest = None if minimum is None else minimum + MIDDLE * scale
+        else:
+            packed, rest = packed_bytes(self.type.kind, codes.view(torch.uint8), scale), minimum
+        return packed if rest is None else packed | {REST: rest.to(torch.bfloat16)}
 
     def resident_bytes(self, weights: Weights, part_rows: Sequence[int]) -> int:
         """See `QuantMethod`."""
-        rest = 0 if self.type is CODED["Q4_0"] else sum(part_rows) * self.num_inputs // GROUP * 2
+        rest = sum(part_rows) * self.num_inputs // self.type.group * 2 if self.type.has_minimum else 0
         return super().resident_bytes(weights, part_rows) + rest
 
     def _rest(self, x: torch.Tensor, weights: Weights) -> torch.Tensor | None:
         """What minima add to a product, [tokens, out]."""
         rest = weights.get(REST)
-        if rest is None and x.is_meta and self.type is not CODED["Q4_0"]:
-            rest = x.new_empty(sum(self.part_rows), self.num_inputs // GROUP)
+        if rest is None and x.is_meta and self.type.has_minimum:
+            rest = x.new_empty(sum(self.part_rows), self.num_inputs // self.type.group)
         if rest is None:
             return None
-        sums = x.float().view(len(x), -1, GROUP).sum(-1).to(x.dtype)
+        sums = x.float().view(len(x), -1, self.type.group).sum(-1).to(x.dtype)
         return self.linear(sums, rest.to(x.dtype), None)
 
     def multiply(self, x: torch.Tensor, weights: Weights, bias: torch.Tensor | None = None) -> torch.Tensor:

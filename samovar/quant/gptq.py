@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from samovar.quant.base import Dim, TensorSpec
-from samovar.quant.coded import kind_of_integers, packed_integers
+from samovar.quant.coded_groups import coded_bytes, coded_integers
+from samovar.quant.coding import kind_of_bytes, kind_of_integers
 from samovar.quant.dims import Along, EachPart, grouped
 from samovar.quant.grouped import Grouped, transposed, unsigned
 from samovar.quant.numbers.packing import period, unpack
@@ -65,17 +66,19 @@ class GPTQ(Grouped):
 
     def kind(self) -> str | None:
         """See `Stored`."""
-        if self.scheme.bits != 4:
-            return None
+        if self.scheme.bits > 4:
+            return kind_of_bytes("int8", self.group_size, self.num_inputs)
         return kind_of_integers(self.group_size, self.num_inputs, has_zero=True)
 
     def coded(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
-        """See `Stored`. With act-order a brick has inputs of more groups than it has scales."""
+        """See `Stored`. Act-order brings the inputs of a group together, and those of each product likewise."""
         kind = self.kind()
-        if kind is None or "g_idx" in weights:
+        if kind is None:
             return None
+        if self.scheme.bits > 4:
+            return coded_bytes(self, kind, weights)
         codes = unpack(weights["qweight"], self.scheme.bits, self.num_inputs, 0).t()
-        return packed_integers(kind, codes, weights["scale"], weights["zero"])
+        return coded_integers(self, kind, codes, weights)
 
     def numbers(self, weights: dict[str, torch.Tensor], first: int, count: int) -> torch.Tensor:
         """See `Grouped`."""

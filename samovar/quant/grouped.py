@@ -41,8 +41,8 @@ class Grouped(Stored):
         values = self.numbers(weights, first, count)
         order = weights["g_idx"][part].long() if "g_idx" in weights else None
         if "zero" in weights:
-            values -= self._spread(weights["zero"][first : first + count].float(), order)
-        values *= self._spread(self.scales(weights, first, count, part), order)
+            values -= self.spread(weights["zero"][first : first + count].float(), order)
+        values *= self.spread(self.scales(weights, first, count, part), order)
         return values
 
     def dummy(self, name: str, like: torch.Tensor) -> torch.Tensor | None:
@@ -53,7 +53,7 @@ class Grouped(Stored):
             return None
         return torch.full(like.shape, DUMMY_EXPONENT if like.dtype is torch.uint8 else DUMMY_SCALE, device=like.device)
 
-    def _spread(self, groups: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
+    def spread(self, groups: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
         """[rows, groups] -> one for each input feature, or [rows, 1]."""
         if order is not None:
             return groups[:, order]

@@ -8,6 +8,7 @@ import torch
 
 from samovar.native.abi import CMatrix
 from samovar.quant.base import FeatureAxis, QuantMethod, TensorSpec
+from samovar.quant.checks import Check, Use
 from samovar.quant.packed import Packed
 from samovar.quant.parts import Parts, Tensors
 
@@ -44,6 +45,11 @@ class Mixed(Parts, QuantMethod):
     def after_load(self, weights: Tensors, part_rows: list[int]) -> Tensors:
         """See `QuantMethod`."""
         return self.loaded(weights, part_rows)
+
+    def checks(self, weights: Tensors, use: Use) -> list[Check]:
+        """See `QuantMethod`."""
+        found = (method.checks(self.of(weights, part), "plain") for part, method in enumerate(self.methods))
+        return [check for checks in found for check in checks]
 
     def multiply(self, x: torch.Tensor, weights: Tensors, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See `QuantMethod`."""

@@ -8,7 +8,7 @@ import torch
 
 from samovar.kernels.coded_weights import KINDS, pack_codes, pack_scale
 from samovar.quant.base import Dim, TensorSpec
-from samovar.quant.coded import CODES, ROW_SCALE, SCALE
+from samovar.quant.coding import CODES, ROW_SCALE, SCALE
 from samovar.quant.dims import fixed, grouped
 from samovar.quant.grouped import Grouped
 from samovar.quant.numbers.packing import unpack_pairs

@@ -12,7 +12,7 @@ import torch
 
 from samovar.kernels.coded_weights import pack_codes, pack_small_scale, small_scale
 from samovar.quant.base import Dim, TensorSpec
-from samovar.quant.coded import CODES, ROW_SCALE, SCALE
+from samovar.quant.coding import CODES, ROW_SCALE, SCALE
 from samovar.quant.dims import PER_PART, grouped
 from samovar.quant.grouped import Grouped
 from samovar.quant.numbers.packing import unpack_pairs

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 
 from samovar.kernels.scaled_linear import BLOCK
-from samovar.quant.base import Activation
+from samovar.quant.base import Activation, Weights
+from samovar.quant.checks import Check, Use
 from samovar.quant.grouped import Grouped
 from samovar.quant.scaled import ScaledProducts, ScaledWeight
+from samovar.quant.scaled_check import scaled_check
 
 
 class OnUnits(Grouped):
@@ -18,6 +20,16 @@ class OnUnits(Grouped):
     def scaled(self, x: torch.Tensor, weights: dict[str, torch.Tensor]) -> ScaledWeight | None:
         """The weight for the ops; None where they cannot be used."""
         raise NotImplementedError(f"{type(self).__name__} has no weight for the ops")
+
+    def checks(self, weights: Weights, use: Use) -> list[Check]:
+        """See `QuantMethod`."""
+        if self.products is None:
+            return super().checks(weights, use)
+        weight = self.scaled(torch.empty(0, self.num_inputs, device="meta"), weights)
+        if weight is None or not (weight.input_scale is None or len(weight.input_scale) == 1):
+            return []
+        is_cut = use in ("silu", "gelu") and (not self.products.is_joined or self._splits_a_block(weight))
+        return [scaled_check(self.products, weight, "normed" if is_cut else use)]
 
     def multiply(
         self, x: torch.Tensor, weights: dict[str, torch.Tensor], bias: torch.Tensor | None = None

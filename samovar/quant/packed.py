@@ -17,6 +17,7 @@ from samovar.kernels.op import Kernels
 from samovar.native.abi import CMatrix
 from samovar.native.matrix import packed_bytes
 from samovar.quant.base import FeatureAxis, QuantMethod, TensorSpec
+from samovar.quant.checks import Check, Use
 from samovar.quant.formats import WeightFormat
 from samovar.quant.packing import columns, pack, room_for, spec_of
 from samovar.quant.products import Products
@@ -101,6 +102,13 @@ class Packed(QuantMethod):
     ) -> torch.Tensor:
         """See `QuantMethod`. Computed in float32, whatever x is."""
         return self.products.linear(x, self.matrices, bias)
+
+    def checks(self, weights: dict[str, torch.Tensor], use: Use) -> list[Check]:
+        """See `QuantMethod`: of blocks, some rows, beside what the library decodes them to."""
+        parts = zip(
+            self.formats if len(self.formats) > 1 else self.formats * len(self.matrices), self.matrices, strict=True
+        )
+        return [self.products.check(format.name, matrix) for format, matrix in parts if format.has_blocks]
 
     def look_up(self, token_ids: torch.Tensor, weights: dict[str, torch.Tensor]) -> torch.Tensor:
         """See `QuantMethod`."""

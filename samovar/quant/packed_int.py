@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from samovar.kernels.coded_weights import MIDDLE
 from samovar.quant.base import Dim, TensorSpec
-from samovar.quant.coded import kind_of_integers, packed_integers
+from samovar.quant.coded_groups import coded_bytes, coded_integers
+from samovar.quant.coding import kind_of_bytes, kind_of_integers
 from samovar.quant.dims import Along, EachPart, fixed, grouped
 from samovar.quant.grouped import narrowed, unsigned
 from samovar.quant.inputs import Inputs
@@ -70,17 +72,23 @@ class PackedInt(Rounded):
 
     def kind(self) -> str | None:
         """See `Stored`."""
-        if self.scheme.bits != 4 or self.inputs is not None:
+        if self.inputs is not None:
             return None
+        if self.scheme.bits > 4:
+            return kind_of_bytes("int8", self.group_size, self.num_inputs)
         return kind_of_integers(self.group_size, self.num_inputs, has_zero=not self.scheme.is_symmetric)
 
     def coded(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
-        """See `Stored`. With act-order a brick has inputs of more groups than it has scales."""
+        """See `Stored`. Symmetric codes of fewer than four bits are moved to where those of four have their middle."""
         kind = self.kind()
-        if kind is None or "g_idx" in weights:
+        if kind is None:
             return None
+        if self.scheme.bits > 4:
+            return coded_bytes(self, kind, weights)
         codes = unpack(weights["weight_packed"], self.scheme.bits, self.num_inputs)
-        return packed_integers(kind, codes, weights["scale"], weights.get("zero"))
+        if self.scheme.is_symmetric:
+            codes = codes + (MIDDLE - (1 << (self.scheme.bits - 1)))
+        return coded_integers(self, kind, codes, weights)
 
     def numbers(self, weights: dict[str, torch.Tensor], first: int, count: int) -> torch.Tensor:
         """See `Grouped`. Codes are unsigned, as are zero points; without those the middle is zero."""

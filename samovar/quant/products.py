@@ -7,9 +7,14 @@ from collections.abc import Callable
 
 import torch
 
-from samovar.native.abi import CInstruction, CMatrix, Count, CRegister, CStep, Op
+from samovar.native.abi import PANEL, CInstruction, CMatrix, Count, CRegister, CStep, Op
 from samovar.native.pages import Pages
 from samovar.native.team import Team
+from samovar.quant.bounds import Expected, product
+from samovar.quant.checks import Check
+
+CHECKED_ROWS = 4 * PANEL
+"""Rows of a matrix that a check multiplies."""
 
 
 class Products:
@@ -45,6 +50,23 @@ class Products:
         instruction.p[0], instruction.f[0] = ctypes.addressof(matrices), 1.0
         self._run(instruction, [y], CStep(token_ids=ids.data_ptr()), len(ids))
         return y
+
+    def check(self, name: str, matrix: CMatrix) -> Check:
+        """Products of the first rows of a matrix in blocks of the format `name`, beside what those rows decode to."""
+        few = (CMatrix * 1)(CMatrix.from_buffer_copy(matrix))
+        few[0].rows = min(matrix.rows, CHECKED_ROWS)
+
+        def expect(x: torch.Tensor, rows: slice) -> Expected:
+            weight = self.look_up(torch.arange(few[0].rows), few)
+            values, errors = product(x.float(), weight[rows], x.dtype)
+            return Expected(
+                values, 2 * errors
+            )  # nothing can take this kernel's place: only what is surely wrong counts
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x, few)
+
+        return Check("linear", name, "plain", few[0].rows, matrix.cols, run, expect, is_even=True)
 
     def _run(self, instruction: CInstruction, values: list[torch.Tensor], step: CStep, tokens: int) -> None:
         if tokens == 0:

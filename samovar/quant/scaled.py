@@ -10,7 +10,7 @@ import torch
 from samovar.kernels.norm_gated_scaled_linear import norm_gated_scaled_linear
 from samovar.kernels.norm_scaled_linear import norm_scaled_linear
 from samovar.kernels.op import Kernels
-from samovar.kernels.scaled_linear import BLOCK, scaled_linear
+from samovar.kernels.scaled_linear import BLOCK, dequantized, scaled_linear
 from samovar.kernels.scaled_linear_add import scaled_linear_add
 from samovar.quant.inputs import Inputs
 from samovar.quant.specs import Activation
@@ -24,6 +24,12 @@ class ScaledWeight:
     codes: torch.Tensor
     scale: torch.Tensor
     input_scale: torch.Tensor | None = None
+
+    def rows(self, first: int, count: int) -> torch.Tensor:
+        """Some rows of the weight, float32 [count, in]; of blocks, `first` must be a multiple of their size."""
+        end = first + count
+        scale = self.scale[first:end] if self.scale.dim() == 1 else self.scale[first // BLOCK : -(-end // BLOCK)]
+        return dequantized(self.codes[first:end], scale)
 
     def part(self, index: int, rows: slice) -> ScaledWeight:
         """The rows of one part, with its own scale of the inputs."""
@@ -45,7 +51,7 @@ class ScaledProducts:
     """The ops, chosen once. `is_joined` is whether kernels do what comes before and after a product, too."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self.linear = kernels.use(scaled_linear)
+        self.linear, self.dtype = kernels.use(scaled_linear), kernels.target.dtype
         self.is_joined = kernels.routes[scaled_linear.name].chosen.startswith("triton")
         if self.is_joined:
             self.linear_add, self.norm_linear = kernels.use(scaled_linear_add), kernels.use(norm_scaled_linear)

@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 
 from samovar.quant.base import Dim, TensorSpec
+from samovar.quant.coded_groups import coded_bytes
+from samovar.quant.coding import kind_of_bytes
 from samovar.quant.dims import PER_PART, fixed, grouped
 from samovar.quant.grouped import narrowed
 from samovar.quant.inputs import Inputs
@@ -78,6 +80,17 @@ class WholeInt(Rounded):
             return None
         # Weights that were never loaded have no values, and are asked for shapes alone.
         return codes, codes.new_empty(len(codes), dtype=torch.float32) if scale is None else scale.view(-1)
+
+    def kind(self) -> str | None:
+        """See `Stored`."""
+        if self.inputs is not None:
+            return None
+        return kind_of_bytes("int8", self.group_size, self.num_inputs)
+
+    def coded(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
+        """See `Stored`."""
+        kind = self.kind()
+        return None if kind is None else coded_bytes(self, kind, weights)
 
     def numbers(self, weights: dict[str, torch.Tensor], first: int, count: int) -> torch.Tensor:
         """See `Grouped`."""

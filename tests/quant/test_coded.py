@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from samovar.kernels.op import Kernels, Target
-from samovar.quant import awq, gptq, mxfp4, nvfp4, packed_int
-from samovar.quant.coded import CODES
+from samovar.quant import awq, fp8, gptq, mxfp4, nvfp4, packed_int, whole_int
+from samovar.quant.coding import CODES, ORDER
 from samovar.quant.scheme import Layer, Scheme
 from samovar.quant.stored import Stored
 
@@ -25,6 +25,14 @@ SCHEMES: dict[str, tuple[Scheme, str]] = {
     "int4 with zeros": (packed_int.PackedIntScheme(4, 32, is_symmetric=False), "int4_32_zero"),
     "gptq": (gptq.GPTQScheme(4, 64, g_idx=False), "int4_64_zero"),
     "awq": (awq.AWQScheme(32), "int4_32_zero"),
+    "gptq of 2 bits": (gptq.GPTQScheme(2, 32, g_idx=False), "int4_32_zero"),
+    "int3": (packed_int.PackedIntScheme(3, 32), "int4_32"),
+    "int8 of 16": (packed_int.PackedIntScheme(8, 16), "int8_16"),
+    "int8 of rows": (whole_int.IntScheme("column"), "int8_16"),
+    "int8 of groups": (whole_int.IntScheme("group", 32), "int8_16"),
+    "fp8 of rows": (fp8.FP8Scheme("column"), "e4m3_16"),
+    "fp8 of blocks": (fp8.FP8Scheme("block", (16, 64)), "e4m3_16"),
+    "mxfp8": (fp8.FP8Scheme("group", (1, 32), powers=True), "e4m3_16"),
 }
 
 
@@ -42,6 +50,8 @@ def allocated(method: Stored) -> dict[str, torch.Tensor]:
             tensor.copy_(torch.where(bits & 127 == 127, 0, bits).to(torch.uint8).view(torch.float8_e4m3fn))
         elif tensor.dtype is torch.uint8 and "scale" in name:
             tensor.random_(110, 130)
+        elif tensor.dtype is torch.int8:
+            tensor.random_(-128, 128)
         elif tensor.is_floating_point():
             tensor.uniform_(0.5, 2)
         else:
@@ -71,13 +81,47 @@ def test_products_are_those_of_the_stored_weight(scheme: Scheme, kind: str) -> N
     assert float((summed.float() - residual.float() - wanted).norm()) < near + 2.0**-9 * residual.norm()
 
 
+def ordered(bits: int, groups: torch.Tensor) -> tuple[Stored, dict[str, torch.Tensor], torch.Tensor]:
+    """(method, loaded weights, what they mean) of GPTQ with act-order."""
+    made = []
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        method = method_of(gptq.GPTQScheme(bits, 32, has_order=True), dtype)
+        weights = allocated(method)
+        weights["g_idx"].copy_(groups.expand(weights["g_idx"].shape))
+        if bits == 8:
+            weights["qzeros"].fill_(0x7F7F7F7F)
+        made.append((method, method.after_load(weights, PARTS)))
+    (exact, stored), (method, kept) = made
+    assert isinstance(exact, gptq.GPTQ)
+    return method, kept, exact.dequantize(stored)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_act_order(bits: int) -> None:
+    """Inputs are brought together by group, in front of every product."""
+    groups = (torch.arange(INPUTS) // 32)[torch.randperm(INPUTS)]
+    method, kept, exact = ordered(bits, groups)
+    assert CODES in kept and ORDER in kept
+    x, residual = torch.randn(3, INPUTS).bfloat16(), torch.zeros(3, sum(PARTS)).bfloat16()
+    wanted = x.float() @ exact.t()
+    assert float((method.multiply(x, kept).float() - wanted).norm()) < 3 * 2.0**-9 * wanted.norm()
+    method.add_multiply(x, kept, residual)
+    assert torch.allclose(residual, method.multiply(x, kept))
+    small = torch.full((INPUTS,), 2.0**-10).bfloat16()
+    gated = method.norm_gated_multiply(x, small, 1e-6, kept, "silu")
+    both = method.norm_multiply(x, small, 1e-6, kept).float()
+    opened = torch.nn.functional.silu(both[:, :24]) * both[:, 24:]
+    assert float((gated.float() - opened).norm()) < 2e-2 * opened.norm()
+
+
 def test_who_keeps_what_is_stored() -> None:
-    """Other widths, act-order, and targets without a kernel."""
+    """Integers that fit no byte, groups of several sizes, and targets without a kernel."""
     eight = method_of(gptq.GPTQScheme(8, 64, g_idx=False))
-    assert CODES not in eight.after_load(allocated(eight), PARTS) and eight.kind() is None
-    ordered = method_of(gptq.GPTQScheme(4, 64))
-    weights = allocated(ordered)
-    weights["g_idx"].copy_((torch.arange(INPUTS) % 2).expand(weights["g_idx"].shape))
-    assert CODES not in ordered.after_load(weights, PARTS)
+    weights = allocated(eight)
+    weights["qzeros"].zero_()
+    assert CODES not in eight.after_load(weights, PARTS) and eight.kind() == "int8_16"
+    uneven = torch.where(torch.arange(INPUTS) < 3, 1, 0)
+    assert CODES not in ordered(4, uneven)[1]
     exact = method_of(nvfp4.MODELOPT, torch.float32)
     assert CODES not in exact.after_load(allocated(exact), PARTS)

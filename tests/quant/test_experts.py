@@ -69,10 +69,9 @@ def test_each_expert_has_linears_of_its_own(name: str) -> None:
     check(bound(BY_NAME[name], tensors, ExpertStorage()), meant, torch.randn(3, SIZE))
 
 
-def test_experts_in_one_tensor_as_gpt_oss_has_them() -> None:
-    """Blocks and scales of all experts, rows of gate and up in turns."""
-    writer = BY_NAME["mxfp4"]
-    apart, meant = written(writer)
+def as_gpt_oss_has_them() -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
+    """`written`, blocks and scales of all experts in one tensor each, rows of gate and up in turns."""
+    apart, meant = written(BY_NAME["mxfp4"])
     tensors: dict[str, torch.Tensor] = {}
     for key in ("blocks", "scales"):
         gate, up, down = (
@@ -81,8 +80,59 @@ def test_experts_in_one_tensor_as_gpt_oss_has_them() -> None:
         )
         tensors[f"mlp.experts.gate_up_proj_{key}"] = torch.stack((gate, up), 2).flatten(1, 2)
         tensors[f"mlp.experts.down_proj_{key}"] = down
+    return tensors, meant
+
+
+def test_experts_in_one_tensor_as_gpt_oss_has_them() -> None:
+    tensors, meant = as_gpt_oss_has_them()
     storage = ExpertStorage(stacked=True, bare=True, transposed=True, interleaved=True)
-    check(bound(writer, tensors, storage), meant, torch.randn(3, SIZE))
+    check(bound(BY_NAME["mxfp4"], tensors, storage), meant, torch.randn(3, SIZE))
+
+
+GPU = Kernels(Target("cuda", "sm_90", torch.bfloat16), "cpu")
+UNPACKED = ("gptq-4-order", "gptq-4-v2", "gptq-2", "gptq-8-rows", "ct-fp8-block", "bnb-nf4", "bnb-fp4", "torchao-int8")
+"""Act-order, groups that no kind has, zero points that leave no byte, and blocks that belong to no row."""
+
+
+def on_a_gpu(writer: Writer, tensors: dict[str, torch.Tensor], layer: Experts) -> Experts:
+    """Loaded as on a GPU, whose kernels run in Triton's interpreter."""
+    pytest.importorskip("triton")
+    shapes = {key: tuple(value.shape) for key, value in tensors.items()}
+    layer.path = "mlp.experts"
+    quant_for = select(writer.config, torch.bfloat16, GPU, shapes=shapes)
+    layer.bind(Placement(dtype=torch.bfloat16, device=torch.device("cpu"), kernels=GPU, quant_for=quant_for))
+    announced = layer.resident_bytes()
+    fill(layer, tensors)
+    if layer.coded is not None:
+        assert sum(tensor.nbytes for tensor in layer.coded_tensors) == announced
+    return layer
+
+
+def error_on_a_gpu(layer: Experts, meant: list[dict[str, torch.Tensor]]) -> float:
+    torch.manual_seed(0)
+    ids = torch.tensor([[0, 1], [1, 0], [1, 0]], dtype=torch.int32)
+    routing, x = torch.tensor([[0.7, 0.3], [0.9, 0.2], [0.0, 1.0]]), torch.randn(3, SIZE).bfloat16()
+    gate_up = torch.stack([torch.cat((each["gate_proj"], each["up_proj"])) for each in meant])
+    down = torch.stack([each["down_proj"] for each in meant])
+    expected = expert_products(x.float(), ids, routing, gate_up, down, "silu")
+    return float((layer(x, routing, ids).float() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_experts_on_a_gpu(name: str) -> None:
+    """What the checkpoint means, within bfloat16 of activations, scales and decoded weights; packed where that is possible."""
+    tensors, meant = written(BY_NAME[name])
+    layer = on_a_gpu(BY_NAME[name], tensors, Experts(SIZE, SIZE, COUNT))
+    assert (layer.coded is None) == (name in UNPACKED)
+    assert error_on_a_gpu(layer, meant) < 1.6e-2
+
+
+def test_gpt_oss_on_a_gpu() -> None:
+    """Rows in turns come apart before they are packed."""
+    tensors, meant = as_gpt_oss_has_them()
+    storage = ExpertStorage(stacked=True, bare=True, transposed=True, interleaved=True)
+    layer = on_a_gpu(BY_NAME["mxfp4"], tensors, Experts(SIZE, SIZE, COUNT, storage=storage))
+    assert layer.coded is not None and error_on_a_gpu(layer, meant) < 1.6e-2
 
 
 def test_a_gpu_gets_plain_experts_or_says_what_it_cannot_do() -> None:

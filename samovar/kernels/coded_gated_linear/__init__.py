@@ -34,8 +34,19 @@ def coded_gated_linear(
 
 @coded_gated_linear.examples
 def _examples() -> Iterator[tuple[Any, ...]]:
-    sizes = ((1, 128, 32), (0, 64, 16), (5, 96, 24), (35, 192, 48), (3, 64, 16), (17, 128, 32))
-    for (tokens, inputs, hidden), kind in zip(sizes, KINDS, strict=False):
+    sizes = (
+        (1, 128, 32),
+        (0, 64, 16),
+        (5, 96, 24),
+        (35, 192, 48),
+        (3, 64, 16),
+        (17, 128, 32),
+        (2, 128, 48),
+        (9, 64, 16),
+        (1, 160, 32),
+        (4, 96, 16),
+    )
+    for (tokens, inputs, hidden), kind in zip(sizes, KINDS, strict=True):
         x = torch.randn(tokens, inputs)
         bias = torch.randn(2 * hidden) if tokens > 1 else None
         yield x, *random_weight(2 * hidden, inputs, kind), "gelu" if tokens % 5 == 0 else "silu", bias

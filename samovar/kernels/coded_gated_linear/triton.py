@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from samovar.kernels.coded_gated_linear import coded_gated_linear
-from samovar.kernels.coded_linear.tiles import MOST_TOKENS_OF, fixed_tile
+from samovar.kernels.coded_linear.tiles import fixed_tile
 from samovar.kernels.coded_linear.triton import (
     accepts,
     accepts_fixed,
@@ -54,7 +54,7 @@ def coded_gated_linear_fixed(
 ) -> torch.Tensor:
     """The same instructions for a row whatever is computed beside it."""
     hidden = row_scale.shape[0] // 2
-    if hidden % BRICK_ROWS or MOST_TOKENS_OF.get(kind) == 0:
+    if hidden % BRICK_ROWS:
         return ACTIVATIONS[activation](coded_linear_fixed(x, codes, scale, row_scale, kind, bias))
     out = x.new_empty(x.shape[0], hidden)
     weight = codes, scale, row_scale, kind

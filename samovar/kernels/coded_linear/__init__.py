@@ -32,23 +32,36 @@ def coded_linear(
 def random_weight(rows: int, inputs: int, kind: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, str]:
     """(codes, scale, row_scale, kind) of a made-up weight whose products are about as large as its inputs."""
     made = KINDS[kind]
-    codes = torch.randint(0, 16, (rows, inputs), dtype=torch.uint8)
+    codes = torch.randint(0, len(made.values), (rows, inputs), dtype=torch.uint8)
+    if made.code == "e4m3":
+        codes = torch.where(codes & 127 == 127, 0, codes).to(torch.uint8)  # no number
     groups = -(-inputs // made.group)
     scales = torch.rand(rows, groups) + 0.5
     row_scale = (torch.rand(rows) + 0.5) / (4 * inputs**0.5)
-    if made.group == 16:
+    if made.has_small_scale:
         packed = pack_small_scale(small_scale(scales.to(torch.float8_e4m3fn)))
     else:
         zero = torch.randint(0, 17, scales.shape) if made.has_zero else None
         packed = pack_scale(scales * 2.0 ** (made.shift - 1), kind, zero)
-        row_scale = row_scale * 2
+        row_scale = row_scale * 2 / {"int8": 16, "e4m3": 32, "nf4": 0.125, "fp4": 0.125}.get(made.code, 1)
     return pack_codes(codes, kind), packed, row_scale, kind
 
 
 @coded_linear.examples
 def _examples() -> Iterator[tuple[Any, ...]]:
-    sizes = ((1, 128, 40), (0, 64, 32), (5, 96, 24), (70, 192, 72), (3, 64, 16), (17, 128, 24))
-    for (tokens, inputs, rows), kind in zip(sizes, KINDS, strict=False):
+    sizes = (
+        (1, 128, 40),
+        (0, 64, 32),
+        (5, 96, 24),
+        (70, 192, 72),
+        (3, 64, 16),
+        (17, 128, 24),
+        (2, 128, 48),
+        (9, 64, 16),
+        (1, 160, 32),
+        (4, 96, 16),
+    )
+    for (tokens, inputs, rows), kind in zip(sizes, KINDS, strict=True):
         x = torch.randn(tokens, inputs)
         yield x, *random_weight(rows, inputs, kind), torch.randn(rows) if tokens > 1 else None
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch.nn.functional import linear as dense
 
 from samovar.kernels.coded_linear import coded_linear
-from samovar.kernels.coded_linear.tiles import MOST_TOKENS_OF, WORKSPACE_BYTES, choose_tile, fixed_tile
+from samovar.kernels.coded_linear.tiles import WORKSPACE_BYTES, choose_tile, fixed_tile
 from samovar.kernels.coded_weights import BRICK_ROWS, KINDS
 from samovar.kernels.coded_weights.triton import (
     bricks_across,
@@ -27,7 +27,6 @@ from samovar.kernels.coded_weights.triton import (
 )
 from samovar.kernels.linear import triton as plain
 from samovar.kernels.linear.tiles import DotTile
-from samovar.kernels.linear.tiles import fixed_tile as plain_fixed_tile
 from samovar.kernels.op import Target
 from samovar.kernels.overlap import launch_options
 from samovar.kernels.overlap.triton import await_previous, fetch_to_l2, start_next
@@ -42,6 +41,9 @@ LINE_WORDS = tl.constexpr(32)
 WARPGROUP_TOKENS = 16
 """The fewest tokens for which Triton takes Hopper's instruction for groups of warps, which reads activations itself."""
 WITH_WARPGROUPS = range(90, 120)
+
+SETTLES = True
+"""Whether the decoder waits for the product that reads its registers; without, results are wrong: see `_settled`."""
 
 _architecture, _shared = 90, SHARED_BYTES[90]
 
@@ -77,7 +79,18 @@ def _inputs(pointers: tl.tensor, inside: tl.tensor, EVEN: tl.constexpr) -> tl.te
 
 
 @triton.jit
-def _add_product(
+def _settled(total: tl.tensor) -> tl.tensor:
+    """`total`, once the tensor cores have written it.
+
+    Hopper's instruction reads weights out of registers while the program goes on. Triton (3.6 to 3.9) lets it do so into
+    the next step of a loop, whose decoder writes those registers again: with slow products, those of many tokens, wrong
+    sums. What uses a sum within the loop makes Triton wait; an assignment is no instruction in the end.
+    """
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [total], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def add_product(
     total: tl.tensor,
     part: tl.tensor,
     words: tl.tensor,
@@ -87,17 +100,22 @@ def _add_product(
     KT: tl.constexpr,
     NT: tl.constexpr,
     WIDE: tl.constexpr,
+    SETTLES: tl.constexpr,
 ) -> tl.tensor:
-    """total [16 NT, tokens] + weights times part [tokens, 64 KT] transposed."""
+    """total [16 NT, tokens] + weights times part [tokens, inputs of KT bricks] transposed."""
     tile = decode_tile(words, scales, zeros, KIND, KT, NT, WIDE)
     if plain.INTERPRETED:
         return tl.dot(tile.to(tl.float32), tl.trans(part.to(tl.float32)), total, input_precision="ieee")
     else:
-        return tl.dot(tile.to(part.dtype), tl.trans(part), total)
+        total = tl.dot(tile.to(part.dtype), tl.trans(part), total)
+        if WIDE or not SETTLES:
+            return total
+        else:
+            return _settled(total)
 
 
 @triton.jit
-def _scaled(
+def scaled(
     total: tl.tensor, row_scale: tl.tensor, bias: tl.tensor, rows: tl.tensor, N: tl.tensor, DESCALE: tl.constexpr
 ) -> tl.tensor:
     """total [rows, tokens] times the rows' scales, plus bias."""
@@ -124,10 +142,10 @@ def _finish(
     GATE: tl.constexpr,
 ) -> None:
     """out [tokens, N] at `rows` and the tokens `at`, from sums of products [rows, tokens]."""
-    total = _scaled(total, row_scale, bias, rows, N, DESCALE)
+    total = scaled(total, row_scale, bias, rows, N, DESCALE)
     if GATE is not None:
         bias_up = None if bias is None else bias + N
-        total_up = _scaled(total_up, row_scale + N, bias_up, rows, N, DESCALE)
+        total_up = scaled(total_up, row_scale + N, bias_up, rows, N, DESCALE)
         total = plain._activate(total, GATE) * total_up
     plain._finish(total, None, residual, out, rows, at, tokens, N)
 
@@ -159,6 +177,8 @@ def coded_kernel(
     SPLITS: tl.constexpr,
     AHEAD: tl.constexpr,
     WIDE: tl.constexpr,
+    SETTLES: tl.constexpr,
+    BRICK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """out [tokens, N] = x [tokens, K] weight^T, a tile of BM tokens and 16 NT rows of the weight per program.
@@ -169,7 +189,7 @@ def coded_kernel(
     last, and multiplied with zeros.
     """
     BN: tl.constexpr = 16 * NT
-    BK: tl.constexpr = 64 * KT
+    BK: tl.constexpr = BRICK * KT
     blocks = tl.cdiv(tokens, BM)
     first_token = tl.program_id(0) % blocks * BM
     tile_of_rows = tl.program_id(0) // blocks
@@ -205,15 +225,15 @@ def coded_kernel(
         if not EVEN_K:
             # The last tile begins earlier, and what was multiplied before is multiplied with zeros.
             k = tl.minimum(k, KB - KT)
-        inside = (columns < K - k * 64) & (columns >= (step * KT - k) * 64)
-        part = _inputs(inputs + k * 64, inside, EVEN_K)
+        inside = (columns < K - k * BRICK) & (columns >= (step * KT - k) * BRICK)
+        part = _inputs(inputs + k * BRICK, inside, EVEN_K)
         words, scales = tl.load(at_codes + k * 128), tl.load(at_scale + k * (16 * WORDS))
         zeros = zeros_of(at_scale + k * (16 * WORDS), scales, WORDS)
-        total = _add_product(total, part, words, scales, zeros, KIND, KT, NT, WIDE)
+        total = add_product(total, part, words, scales, zeros, KIND, KT, NT, WIDE, SETTLES)
         if GATE is not None:
             words, scales = tl.load(at_codes_up + k * 128), tl.load(at_scale_up + k * (16 * WORDS))
             zeros = zeros_of(at_scale_up + k * (16 * WORDS), scales, WORDS)
-            total_up = _add_product(total_up, part, words, scales, zeros, KIND, KT, NT, WIDE)
+            total_up = add_product(total_up, part, words, scales, zeros, KIND, KT, NT, WIDE, SETTLES)
     # Not earlier: programs that only wait would take the place of those that still have to start.
     start_next(OVERLAP)
 
@@ -240,6 +260,11 @@ def coded_kernel(
             _finish(total, total_up, row_scale, bias, residual, out, rows, at, tokens, N, DESCALE, GATE)
     else:
         _finish(total, total_up, row_scale, bias, residual, out, rows, at, tokens, N, DESCALE, GATE)
+
+
+def shared_memory() -> int:
+    """Bytes that one program may use on this chip."""
+    return _shared
 
 
 def is_wide(tile: DotTile) -> bool:
@@ -277,11 +302,17 @@ def multiply(
         sums = tiles * tile.splits * tile.tokens * tile.rows * (1 if gate is None else 2)
         partial = x.new_empty(sums, dtype=torch.float32)
         counters = plain._counters_of(x.device)
-    depth = min(bricks_across(tile.depth), 1 << (input_bricks.bit_length() - 1))
-    options = {"KIND": kind, "WORDS": KINDS[kind].words, "DESCALE": descale(kind), "GATE": gate}
-    options |= {"EVEN_K": k % (64 * depth) == 0, "BM": tile.tokens, "NT": tile.rows // BRICK_ROWS, "KT": depth}
-    options["WIDE"] = is_wide(tile)
-    options |= {"SPLITS": tile.splits, "AHEAD": tile.ahead, "num_warps": tile.warps, "num_stages": tile.stages}
+    depth = min(bricks_across(tile.depth, kind), 1 << (input_bricks.bit_length() - 1))
+    brick = KINDS[kind].brick
+    options = {"BRICK": brick, "KIND": kind, "WORDS": KINDS[kind].words, "DESCALE": descale(kind), "GATE": gate}
+    options |= {"EVEN_K": k % (brick * depth) == 0, "BM": tile.tokens, "NT": tile.rows // BRICK_ROWS, "KT": depth}
+    options |= {"WIDE": is_wide(tile), "SETTLES": SETTLES}
+    options |= {
+        "SPLITS": tile.splits,
+        "AHEAD": tile.ahead * 64 // brick,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
     options |= launch_options() if tile.ahead else {"OVERLAP": False}
     tensors = (x, codes, scale, row_scale, bias, residual, out, partial, counters)
     sizes = (tokens, n, k, row_bricks, input_bricks)
@@ -325,15 +356,8 @@ def multiply_fixed(
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """out [tokens, n] = residual + x weight^T + bias with the one tile of deterministic mode; returns `out`.
-
-    Kinds that the kernel must not decode on the way are decoded whole, for the plain kernel.
-    """
-    codes, scale, row_scale, kind = weight
-    if MOST_TOKENS_OF.get(kind) != 0:
-        return multiply(fixed_tile(), x, weight, out, bias=bias, residual=residual)
-    decoded = dequantize(codes, scale, row_scale, kind, x.new_empty(len(row_scale), x.shape[1]))
-    return plain.multiply(plain_fixed_tile(x.element_size()), x, decoded, out, bias=bias, residual=residual)
+    """out [tokens, n] = residual + x weight^T + bias with the one tile of deterministic mode; returns `out`."""
+    return multiply(fixed_tile(), x, weight, out, bias=bias, residual=residual)
 
 
 def tile_of(x: torch.Tensor, rows: int, kind: str, parts: int = 1) -> DotTile | None:

@@ -28,8 +28,19 @@ def coded_linear_add(
 
 @coded_linear_add.examples
 def _examples() -> Iterator[tuple[Any, ...]]:
-    sizes = ((1, 128, 40), (0, 64, 32), (5, 96, 24), (70, 192, 72), (3, 64, 16), (17, 128, 24))
-    for (tokens, inputs, rows), kind in zip(sizes, KINDS, strict=False):
+    sizes = (
+        (1, 128, 40),
+        (0, 64, 32),
+        (5, 96, 24),
+        (70, 192, 72),
+        (3, 64, 16),
+        (17, 128, 24),
+        (2, 128, 48),
+        (9, 64, 16),
+        (1, 160, 32),
+        (4, 96, 16),
+    )
+    for (tokens, inputs, rows), kind in zip(sizes, KINDS, strict=True):
         x = torch.randn(tokens, inputs)
         yield (
             x,

@@ -1,16 +1,17 @@
-"""Weights of four bits in the order in which tensor cores want them, for every format that is a table of 16 numbers.
+"""Weights of four and eight bits in the order in which tensor cores want them: tables of 16 numbers, integers, E4M3.
 
-A weight is number[code] * group scale * row scale. Codes lie in bricks of 16 rows and 64 inputs, 512 bytes each: what one
-thread of a warp feeds to a 16x16 matrix instruction, in its registers' order, is what it loads as 16 bytes (the idea of
-Marlin, Frantar et al., 2024). Beside a brick lies one word of 32 bits for each of its rows, with the scales of the row's
-groups in a form from which bfloat16 is made by one instruction. So every format takes 4.5 bits for a weight (with groups
-of 32 inputs and zero points, 5).
+A weight is number[code] * group scale * row scale. Codes lie in bricks of 16 rows and 64 inputs (of eight bits: 32), 512
+bytes each: what one thread of a warp feeds to a 16x16 matrix instruction, in its registers' order, is what it loads as 16
+bytes (the idea of Marlin, Frantar et al., 2024). Beside a brick lies one word of 32 bits for each of its rows, with the
+scales of the row's groups in a form from which bfloat16 is made by one instruction. So every format takes 4.5 bits for a
+weight (with groups of 32 inputs and zero points 5, of eight bits 9).
 
     codes  int32 [row bricks, input bricks, 8, 4, 2, 2]  lane = (row % 8, input pair), then row / 8 % 2, then input / 32 % 2
     scale  int32 [row bricks, input bricks, words, 8, 2] (row % 8, row / 8 % 2)
 
 A word of codes holds inputs 16j + 8h + 2t + p for j, h, p in {0, 1} and the lane's t: half p of the word has the four
-codes (j, h), each spread over the bits that `PLACES` names. Rows and inputs beyond the end are zeros.
+codes (j, h), each spread over the bits that `PLACES` names. Of eight bits, the second word has input / 16, and a half the
+two codes h. Rows and inputs beyond the end are zeros.
 """
 
 from __future__ import annotations
@@ -19,28 +20,49 @@ from dataclasses import dataclass
 
 import torch
 
-BRICK_ROWS, BRICK_INPUTS = 16, 64
+BRICK_ROWS = 16
 CHUNK_WEIGHTS = 1 << 24
 """Weights that are packed at once, so that packing a layer takes little memory beside it."""
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 INT4 = tuple(float(code) for code in range(16))
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""Quantiles of the normal distribution (Dettmers et al., QLoRA, 2023); kernels have them as bfloat16."""
+_FP4 = (0.0, 0.0625 / 12, 8 / 12, 1.0, 4 / 12, 6 / 12, 2 / 12, 3 / 12)
+FP4 = (*_FP4, *(-value for value in _FP4))
+"""The four-bit float of bitsandbytes, likewise."""
+INT8 = tuple(float(code - 256 if code > 127 else code) for code in range(256))
+"""Codes are integers in two's complement."""
+E4M3 = tuple(torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().tolist())
+TABLES = {"e2m1": E2M1, "int4": INT4, "nf4": NF4, "fp4": FP4, "int8": INT8, "e4m3": E4M3}
+"""The numbers of each kind of code."""
 
-Places = tuple[tuple[int, int, int, int], ...]
+Places = tuple[tuple[int, ...], ...]
 
 
 def _both_halves(half: Places) -> tuple[Places, Places]:
     """The same places in the upper 16 bits of a word."""
-    a, b, c, d = ((w + 16, x + 16, y + 16, z + 16) for w, x, y, z in half)
-    return half, (a, b, c, d)
+    return half, tuple(tuple(bit + 16 for bit in place) for place in half)
 
 
 PLACES: dict[str, tuple[Places, Places]] = {
     # Sign and exponent stand where bfloat16 has them, or a multiplication by a power of two to the right of that.
     "e2m1": _both_halves(((6, 7, 8, 15), (3, 4, 5, 12), (0, 1, 2, 9), (13, 10, 11, 14))),
     "int4": _both_halves(((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (12, 13, 14, 15))),
+    # A selector of four places, first the halves' first codes: tables are looked up four codes at a time.
+    "nf4": (
+        tuple(tuple(range(8 * i, 8 * i + 4)) for i in range(4)),
+        tuple(tuple(range(8 * i + 4, 8 * i + 8)) for i in range(4)),
+    ),
+    "int8": _both_halves((tuple(range(8)), tuple(range(8, 16)))),
+    "e4m3": _both_halves(((4, 5, 6, 7, 8, 9, 10, 15), (0, 1, 2, 3, 11, 12, 13, 14))),
 }
-"""For each kind of code, and p = 0 and 1, the bits of a word's four codes (j, h), lowest bit first."""
+"""For each kind of code, and p = 0 and 1, the bits of a word's codes (j, h), or of eight bits h, lowest bit first."""
+PLACES["fp4"] = PLACES["nf4"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +70,9 @@ class Kind:
     """What codes and scale words mean.
 
     `group` inputs share a scale. Scale words: of 16 inputs four bytes with five bits of exponent and three of mantissa;
-    of 32 two bfloat16 numbers; of 64 one, in the low half. With `has_zero`, minus (128 + zero point) follows as bfloat16:
-    in the high half, or in a second word. `shift` is the power of two by which a bfloat16 scale is larger than what it
-    stands for.
+    of 32 (of eight bits: of 16) two bfloat16 numbers; of 64 one, in the low half. With `has_zero`, minus (128 + zero
+    point) follows as bfloat16: in the high half, or in a second word. `shift` is the power of two by which a
+    bfloat16 scale is larger than what it stands for.
     """
 
     code: str
@@ -65,8 +87,28 @@ class Kind:
 
     @property
     def values(self) -> tuple[float, ...]:
-        """What the codes mean; those of integers are 0 to 15, less the zero point."""
-        return {"e2m1": E2M1, "int4": INT4}[self.code]
+        """What the codes mean; integers of four bits are 0 to 15, less the zero point."""
+        return TABLES[self.code]
+
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return 4 if len(self.values) == 16 else 8
+
+    @property
+    def brick(self) -> int:
+        """Inputs of a brick."""
+        return 256 // self.bits
+
+    @property
+    def has_small_scale(self) -> bool:
+        """Whether scales have a byte each."""
+        return self.bits == 4 and self.group == 16
+
+    @property
+    def padding(self) -> int:
+        """The code that means zero, or does no harm."""
+        return self.values.index(0.0)
 
 
 KINDS = {
@@ -76,8 +118,13 @@ KINDS = {
     "int4_64": Kind("int4", 64),
     "int4_32_zero": Kind("int4", 32, has_zero=True),
     "int4_64_zero": Kind("int4", 64, has_zero=True),
+    "nf4_64": Kind("nf4", 64),
+    "fp4_64": Kind("fp4", 64),
+    "int8_16": Kind("int8", 16),
+    "e4m3_16": Kind("e4m3", 16, shift=120),
 }
-"""By the name that ops take. Groups that are a multiple of 64 have their scale in each of their bricks."""
+"""By the name that ops take. Groups that are a multiple of 64 (of eight bits: of 16) have their scale in
+each of their bricks."""
 
 MIDDLE = 8
 """The zero point of integers that have none of their own."""
@@ -85,37 +132,37 @@ _SMALL_BIAS = 848
 """What is taken from the upper twelve bits of a float32 to make a byte of a scale: exponents from -21 on."""
 
 
-def shape_of(rows: int, inputs: int) -> tuple[int, int]:
+def shape_of(rows: int, inputs: int, kind: str) -> tuple[int, int]:
     """Bricks along the rows and the inputs of a matrix."""
-    return -(-rows // BRICK_ROWS), -(-inputs // BRICK_INPUTS)
+    return -(-rows // BRICK_ROWS), -(-inputs // KINDS[kind].brick)
 
 
 def pack_codes(codes: torch.Tensor, kind: str) -> torch.Tensor:
-    """Codes [rows, inputs], one a byte -> int32 [row bricks, input bricks, 128]; what is added means zero for "e2m1"."""
-    rows, inputs = codes.shape
-    row_bricks, input_bricks = shape_of(rows, inputs)
+    """Codes [rows, inputs], one a byte -> int32 [row bricks, input bricks, 128]; what is added is `Kind.padding`."""
+    (rows, inputs), made = codes.shape, KINDS[kind]
+    row_bricks, input_bricks = shape_of(rows, inputs, kind)
     packed = codes.new_empty(row_bricks, input_bricks, 128, dtype=torch.int32)
-    step = max(1, CHUNK_WEIGHTS // (BRICK_ROWS * BRICK_INPUTS * input_bricks))
+    step = max(1, CHUNK_WEIGHTS // (BRICK_ROWS * made.brick * input_bricks))
     for first in range(0, row_bricks, step):
         part = codes[first * BRICK_ROWS : (first + step) * BRICK_ROWS]
-        packed[first : first + step] = _pack(_padded(part, BRICK_ROWS, BRICK_INPUTS), PLACES[KINDS[kind].code])
+        packed[first : first + step] = _pack(_padded(part, BRICK_ROWS, made.brick, made.padding), made)
     return packed
 
 
-def _padded(values: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+def _padded(values: torch.Tensor, rows: int, columns: int, value: int = 0) -> torch.Tensor:
     short = (-len(values) % rows, -values.shape[1] % columns)
-    return torch.nn.functional.pad(values, (0, short[1], 0, short[0])) if any(short) else values
+    return torch.nn.functional.pad(values, (0, short[1], 0, short[0]), value=value) if any(short) else values
 
 
-def _pack(codes: torch.Tensor, places: tuple[Places, Places]) -> torch.Tensor:
+def _pack(codes: torch.Tensor, kind: Kind) -> torch.Tensor:
     """Whole bricks [rows, inputs] -> int32 [row bricks, input bricks, 128]."""
-    # (row brick, row / 8, row % 8), (input brick, word, j, h, t, p)
-    cut = codes.view(len(codes) // 16, 2, 8, codes.shape[1] // 64, 2, 2, 2, 4, 2)
-    cut = cut.permute(0, 3, 2, 7, 1, 4, 8, 5, 6).to(torch.int32)
+    # (row brick, row / 8, row % 8), (input brick, word, codes of a half, t, p)
+    cut = codes.view(len(codes) // 16, 2, 8, codes.shape[1] // kind.brick, 2, 16 // kind.bits, 4, 2)
+    cut = cut.permute(0, 3, 2, 6, 1, 4, 7, 5).to(torch.int32)
     words = torch.zeros(cut.shape[:6], dtype=torch.int32, device=codes.device)
-    for p, of_half in enumerate(places):
+    for p, of_half in enumerate(PLACES[kind.code]):
         for place, bits in enumerate(of_half):
-            code = cut[..., p, place >> 1, place & 1]
+            code = cut[..., p, place]
             for bit, target in enumerate(bits):
                 words |= ((code >> bit) & 1) << target
     return words.flatten(2)
@@ -123,15 +170,16 @@ def _pack(codes: torch.Tensor, places: tuple[Places, Places]) -> torch.Tensor:
 
 def unpack_codes(packed: torch.Tensor, kind: str) -> torch.Tensor:
     """The inverse of `pack_codes`: uint8 [rows, inputs] of all bricks."""
+    made = KINDS[kind]
     words = packed.view(*packed.shape[:2], 8, 4, 2, 2)
-    codes = torch.zeros(*words.shape, 2, 2, 2, dtype=torch.uint8, device=packed.device)
-    for p, of_half in enumerate(PLACES[KINDS[kind].code]):
+    codes = torch.zeros(*words.shape, 2, 16 // made.bits, dtype=torch.uint8, device=packed.device)
+    for p, of_half in enumerate(PLACES[made.code]):
         for place, bits in enumerate(of_half):
             for bit, source in enumerate(bits):
-                codes[..., p, place >> 1, place & 1] |= (((words >> source) & 1) << bit).to(torch.uint8)
-    # (row brick, input brick, row % 8, t, row / 8, word, p, j, h) -> rows, inputs
-    codes = codes.permute(0, 4, 2, 1, 5, 7, 8, 3, 6)
-    return codes.reshape(packed.shape[0] * BRICK_ROWS, packed.shape[1] * BRICK_INPUTS)
+                codes[..., p, place] |= (((words >> source) & 1) << bit).to(torch.uint8)
+    # (row brick, input brick, row % 8, t, row / 8, word, p, code of a half) -> rows, inputs
+    codes = codes.permute(0, 4, 2, 1, 5, 7, 3, 6)
+    return codes.reshape(packed.shape[0] * BRICK_ROWS, packed.shape[1] * made.brick)
 
 
 def _in_bricks(words: torch.Tensor, kind: Kind) -> torch.Tensor:
@@ -184,7 +232,7 @@ def pack_scale(scale: torch.Tensor, kind: str, zero: torch.Tensor | None = None)
 
 
 def _joined(halves: torch.Tensor) -> torch.Tensor:
-    """[rows, groups of 32] of 16 bits -> [rows, groups of 64] words."""
+    """[rows, groups] of 16 bits -> [rows, bricks] words."""
     halves = _padded(halves, 1, 2)
     return halves[:, ::2] | (halves[:, 1::2] << 16)
 
@@ -193,7 +241,7 @@ def unpack_scale(packed: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.T
     """Scale words -> (scales, zero points or None), float32 [rows, groups of the kind], of all bricks."""
     made = KINDS[kind]
     words = _by_rows(packed, made)
-    if made.group == 16:
+    if made.has_small_scale:
         small = torch.stack([(words[..., 0] >> (8 * i)) & 0xFF for i in range(4)], -1).flatten(1)
         bits = ((small << 4) | 0x7000) << 16
         return bits.view(torch.float32) * 2.0**-made.shift, None
@@ -212,6 +260,7 @@ def decode(
     made = KINDS[kind]
     places = unpack_codes(codes, kind).int()
     table = torch.tensor(made.values, device=codes.device)
+    table = table.to(torch.bfloat16).float()
     scales, zeros = unpack_scale(scale, kind)
     weight = table[places]
     if made.code == "int4":

@@ -3,7 +3,8 @@
 `decode_tile` makes its tile in the very registers from which a matrix instruction reads it: loads of 16 bytes a thread,
 shifts and masks, one multiplication for two weights, and no way through shared memory. The sixteen numbers of E2M1 are
 bfloat16 as they are, but for a power of two (0.5 is a denormal number there), and times an E4M3 scale they are exact.
-Integers come out of 128 + code, whose last four bits are the code (Kim et al., 2022, do so with float16).
+Integers come out of 128 + code, whose last four bits are the code (Kim et al., 2022, do so with float16); of eight bits,
+the last seven are, less 128 or 256. E4M3 is treated like E2M1. Other tables are looked up byte by byte.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from samovar.kernels.coded_weights import BRICK_INPUTS, BRICK_ROWS, KINDS, shape_of
+from samovar.kernels.coded_weights import BRICK_ROWS, FP4, KINDS, NF4, Kind, shape_of
 from samovar.kernels.triton_launch import cdiv, launch
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
@@ -27,17 +28,19 @@ def _twice(source: str, low: str, high: str) -> str:
     return f"mov.b32 {{l, h}}, {source}; mov.b32 {low}, {{l, l}}; mov.b32 {high}, {{h, h}}; "
 
 
-def _scales(group: int) -> str:
-    """Two times the bfloat16 scale of each 16 inputs, s0 to s3, from the word $10."""
-    if group == 16:
+def _scales(kind: Kind, word: str) -> str:
+    """Two times the bfloat16 scale of each 16 inputs, s0 to s3 (of eight bits s0 and s1), from a word."""
+    if kind.bits == 8:
+        return _twice(word, "s0", "s1")
+    if kind.has_small_scale:
         pairs = (("0x4140", "s0", "s1"), ("0x4342", "s2", "s3"))
         return "".join(
-            f"prmt.b32 u, $10, 0, {selector}; mad.lo.u32 u, u, 16, 0x70007000; {_twice('u', low, high)}"
+            f"prmt.b32 u, {word}, 0, {selector}; mad.lo.u32 u, u, 16, 0x70007000; {_twice('u', low, high)}"
             for selector, low, high in pairs
         )
-    if group == 32:
-        return _twice("$10", "s0", "s2") + "mov.b32 s1, s0; mov.b32 s3, s2; "
-    return _twice("$10", "s0", "z0") + "mov.b32 s1, s0; mov.b32 s2, s0; mov.b32 s3, s0; "
+    if kind.group == 32:
+        return _twice(word, "s0", "s2") + "mov.b32 s1, s0; mov.b32 s3, s2; "
+    return _twice(word, "s0", "z0") + "mov.b32 s1, s0; mov.b32 s2, s0; mov.b32 s3, s0; "
 
 
 def _e2m1(word: str, outputs: tuple[str, str, str, str], scales: tuple[str, str]) -> str:
@@ -67,14 +70,69 @@ def _int4(word: str, outputs: tuple[str, str, str, str], scales: tuple[str, str]
     return text
 
 
+def _int8(word: str, outputs: tuple[str, str], scale: str) -> str:
+    """128 + the last seven bits, less 128 or 256, times the scale."""
+    text = "mov.b32 v, 0x43004300; mov.b32 z0, 0xBF80BF80; "
+    for place, target in enumerate(outputs):
+        source = word
+        if place:
+            text += f"shr.b32 z2, {word}, 8; "
+            source = "z2"
+        text += f"lop3.b32 u, {source}, 0x007F007F, v, 0xEA; lop3.b32 s3, {source}, 0x00800080, v, 0xEA; "
+        text += f"fma.rn.bf16x2 u, s3, z0, u; fma.rn.bf16x2 {target}, u, {scale}, m; "
+    return text
+
+
+def _e4m3(word: str, outputs: tuple[str, str], scale: str) -> str:
+    """Sign, exponent and mantissa stand where bfloat16 has them, but for a power of two; of second codes in three pieces."""
+    first, second = outputs
+    return (
+        f"and.b32 u, {word}, 0x87F087F0; fma.rn.bf16x2 {first}, u, {scale}, m; "
+        f"shl.b32 u, {word}, 1; and.b32 u, u, 0x80008000; shr.b32 v, {word}, 3; lop3.b32 u, v, 0x07000700, u, 0xEA; "
+        f"shl.b32 v, {word}, 4; lop3.b32 u, v, 0x00F000F0, u, 0xEA; fma.rn.bf16x2 {second}, u, {scale}, m; "
+    )
+
+
+def _bytes_of(table: tuple[float, ...], shift: int) -> list[str]:
+    """One byte of each of 16 bfloat16 numbers, as four words."""
+    bits = (torch.tensor(table).to(torch.bfloat16).view(torch.int16).int() >> shift & 255).tolist()
+    return [f"0x{sum(bits[4 * i + j] << (8 * j) for j in range(4)):08X}" for i in range(4)]
+
+
+def _looked_up(word: str, outputs: tuple[str, str, str, str], scale: str, table: tuple[float, ...]) -> str:
+    """Four codes at a time: both bytes of their numbers out of either half of the table, of which one is kept."""
+    text = ""
+    for place in (0, 2):
+        source = word
+        if place:
+            text += f"shr.b32 z0, {word}, 16; "
+            source = "z0"
+        text += f"and.b32 v, {source}, 0x7777; shr.b32 u, {source}, 3; and.b32 u, u, 0x1111; "
+        text += "mov.b32 z2, 0x0000FF00; prmt.b32 u, z2, 0, u; "
+        for shift, found in ((0, "s1"), (8, "s2")):
+            halves = _bytes_of(table, shift)
+            text += f"mov.b32 s3, {halves[0]}; mov.b32 z2, {halves[1]}; prmt.b32 {found}, s3, z2, v; "
+            text += f"mov.b32 s3, {halves[2]}; mov.b32 z2, {halves[3]}; prmt.b32 s3, s3, z2, v; "
+            text += f"lop3.b32 {found}, u, s3, {found}, 0xCA; "
+        for target, selector in zip(outputs[place : place + 2], ("0x5140", "0x7362"), strict=True):
+            text += f"prmt.b32 u, s1, s2, {selector}; fma.rn.bf16x2 {target}, u, {scale}, m; "
+    return text
+
+
 def _program(name: str) -> str:
-    """PTX for two words $8 and $9 of a row and its scale words $10 and $12 (of which $11 and $13 are copies): 16 weights
-    as eight pairs $0 to $7, those of inputs 16j + 8h."""
+    """PTX for two words of a row and its scale word, and one of zero points if there is one: 16 weights as eight pairs $0
+    to $7, those of inputs 16j + 8h; of eight bits, 8 weights as $0 to $3. Of each scale word there is a copy behind it."""
     kind = KINDS[name]
-    text = _HEAD + _scales(kind.group)
+    if kind.bits == 8:
+        made = _int8 if kind.code == "int8" else _e4m3
+        text = _HEAD + _scales(kind, "$6")
+        return text + made("$4", ("$0", "$1"), "s0") + made("$5", ("$2", "$3"), "s1") + "}"
+    text = _HEAD + _scales(kind, "$10")
     first, second = ("$0", "$1", "$2", "$3"), ("$4", "$5", "$6", "$7")
     if kind.code == "e2m1":
         return text + _e2m1("$8", first, ("s0", "s1")) + _e2m1("$9", second, ("s2", "s3")) + "}"
+    if kind.code != "int4":
+        return text + "".join(_looked_up(w, o, "s0", kind.values) for w, o in (("$8", first), ("$9", second))) + "}"
     if not kind.has_zero:
         text += "mov.b32 z0, 0xC308C308; mov.b32 z2, z0; "
     elif kind.group == 64:
@@ -84,13 +142,19 @@ def _program(name: str) -> str:
     return text + _int4("$8", first, ("s0", "s1"), ("z0", "z0")) + _int4("$9", second, ("s2", "s3"), ("z2", "z2")) + "}"
 
 
-_OUTPUTS = ",".join(["=&r"] * 8)
+_OUTPUTS, _FEW_OUTPUTS = ",".join(["=&r"] * 8), ",".join(["=&r"] * 4)
 PROGRAMS = {name: _program(name) for name in KINDS}
 E2M1_16, E2M1_32 = tl.constexpr(PROGRAMS["e2m1_16"]), tl.constexpr(PROGRAMS["e2m1_32"])
 INT4_32, INT4_64 = tl.constexpr(PROGRAMS["int4_32"]), tl.constexpr(PROGRAMS["int4_64"])
 INT4_32_ZERO, INT4_64_ZERO = tl.constexpr(PROGRAMS["int4_32_zero"]), tl.constexpr(PROGRAMS["int4_64_zero"])
+NF4_64, FP4_64 = tl.constexpr(PROGRAMS["nf4_64"]), tl.constexpr(PROGRAMS["fp4_64"])
+INT8_16, E4M3_16 = tl.constexpr(PROGRAMS["int8_16"]), tl.constexpr(PROGRAMS["e4m3_16"])
 FOUR, SIX = tl.constexpr(_OUTPUTS + ",r,r,r,r"), tl.constexpr(_OUTPUTS + ",r,r,r,r,r,r")
-PAIRS = tl.constexpr((tl.bfloat16,) * 8)
+FOUR_OF_BYTES = tl.constexpr(_FEW_OUTPUTS + ",r,r,r,r")
+PAIRS, FEW_PAIRS = tl.constexpr((tl.bfloat16,) * 8), tl.constexpr((tl.bfloat16,) * 4)
+NF4_NUMBERS, FP4_NUMBERS = (
+    tl.constexpr(tuple(torch.tensor(table).to(torch.bfloat16).tolist())) for table in (NF4, FP4)
+)
 
 
 @triton.jit
@@ -104,7 +168,7 @@ def _spread(words: tl.tensor, KT: tl.constexpr, NT: tl.constexpr) -> tl.tensor:
 def _run_program(
     words: tl.tensor, scales: tl.tensor, zeros: tl.tensor, KIND: tl.constexpr, KT: tl.constexpr, NT: tl.constexpr
 ) -> tl.tensor:
-    """Eight tensors bfloat16 [KT, NT, 128]."""
+    """Eight tensors bfloat16 [KT, NT, 128]; of eight bits four."""
     s = _spread(scales, KT, NT)
     if KIND == "int4_32_zero":
         z = _spread(zeros, KT, NT)
@@ -117,6 +181,14 @@ def _run_program(
         return tl.inline_asm_elementwise(INT4_32, FOUR, [words, s], dtype=PAIRS, is_pure=True, pack=2)
     elif KIND == "int4_64":
         return tl.inline_asm_elementwise(INT4_64, FOUR, [words, s], dtype=PAIRS, is_pure=True, pack=2)
+    elif KIND == "nf4_64":
+        return tl.inline_asm_elementwise(NF4_64, FOUR, [words, s], dtype=PAIRS, is_pure=True, pack=2)
+    elif KIND == "fp4_64":
+        return tl.inline_asm_elementwise(FP4_64, FOUR, [words, s], dtype=PAIRS, is_pure=True, pack=2)
+    elif KIND == "int8_16":
+        return tl.inline_asm_elementwise(INT8_16, FOUR_OF_BYTES, [words, s], dtype=FEW_PAIRS, is_pure=True, pack=2)
+    elif KIND == "e4m3_16":
+        return tl.inline_asm_elementwise(E4M3_16, FOUR_OF_BYTES, [words, s], dtype=FEW_PAIRS, is_pure=True, pack=2)
     else:
         tl.static_assert(KIND == "int4_64_zero")
         return tl.inline_asm_elementwise(INT4_64_ZERO, FOUR, [words, s], dtype=PAIRS, is_pure=True, pack=2)
@@ -136,7 +208,9 @@ def _plain_scale(
     minus = tl.full(scales.shape, -136.0, tl.float32)
     if KIND == "e2m1_16":
         scale = _bfloat16_of((((scales >> (8 * J)) & 0xFF) << 4) | 0x7000)
-    elif KIND == "int4_64" or KIND == "int4_64_zero":
+    elif KIND == "int8_16" or KIND == "e4m3_16":
+        scale = _bfloat16_of(scales >> (16 * J))
+    elif KIND == "int4_64" or KIND == "int4_64_zero" or KIND == "nf4_64" or KIND == "fp4_64":
         scale = _bfloat16_of(scales)
         if KIND == "int4_64_zero":
             minus = _bfloat16_of(scales >> 16)
@@ -149,7 +223,7 @@ def _plain_scale(
 
 @triton.jit
 def _plain_value(words: tl.tensor, PLACE: tl.constexpr, P: tl.constexpr, KIND: tl.constexpr) -> tl.tensor:
-    """float32 of one code of each word: E2M1 times 2 ** -126, or 128 + the integer."""
+    """float32 of one code of each word: E2M1 times 2 ** -126, E4M3 times 2 ** -120, 128 + an integer of four bits."""
     half = (words >> (16 * P)) & 0xFFFF
     if KIND == "e2m1_16" or KIND == "e2m1_32":
         if PLACE == 3:
@@ -157,6 +231,22 @@ def _plain_value(words: tl.tensor, PLACE: tl.constexpr, P: tl.constexpr, KIND: t
         else:
             bits = (half << (3 * PLACE)) & 0x81C0
         value = _bfloat16_of(bits)
+    elif KIND == "e4m3_16":
+        if PLACE == 0:
+            bits = half & 0x87F0
+        else:
+            bits = ((half << 1) & 0x8000) | ((half >> 3) & 0x0700) | ((half << 4) & 0x00F0)
+        value = _bfloat16_of(bits)
+    elif KIND == "int8_16":
+        value = ((half << (24 - 8 * PLACE)) >> 24).to(tl.float32)
+    elif KIND == "nf4_64" or KIND == "fp4_64":
+        code = (words >> (8 * PLACE + 4 * P)) & 15
+        value = tl.zeros(words.shape, tl.float32)
+        for n in tl.static_range(16):
+            if KIND == "nf4_64":
+                value = tl.where(code == n, NF4_NUMBERS[n], value)
+            else:
+                value = tl.where(code == n, FP4_NUMBERS[n], value)
     else:
         value = ((half >> (4 * PLACE)) & 15).to(tl.float32) + 128.0
     return value
@@ -165,9 +255,10 @@ def _plain_value(words: tl.tensor, PLACE: tl.constexpr, P: tl.constexpr, KIND: t
 @triton.jit
 def _plain_pair(word: tl.tensor, scales: tl.tensor, zeros: tl.tensor, N: tl.constexpr, KIND: tl.constexpr) -> tl.tensor:
     """What output N of `_run_program` is, from the word that holds it."""
+    PLACES: tl.constexpr = 2 if KIND == "int8_16" or KIND == "e4m3_16" else 4
     scale, minus = _plain_scale(scales, zeros, N // 2, KIND)
-    low, high = _plain_value(word, N % 4, 0, KIND), _plain_value(word, N % 4, 1, KIND)
-    if KIND != "e2m1_16" and KIND != "e2m1_32":
+    low, high = _plain_value(word, N % PLACES, 0, KIND), _plain_value(word, N % PLACES, 1, KIND)
+    if KIND == "int4_32" or KIND == "int4_64" or KIND == "int4_32_zero" or KIND == "int4_64_zero":
         low, high = low + minus, high + minus
     return tl.join((low * scale).to(tl.bfloat16), (high * scale).to(tl.bfloat16))
 
@@ -180,6 +271,13 @@ def _run_plainly(
     a, b = tl.split(tl.reshape(words, (KT, NT, 64, 2)))
     s, _ = tl.split(tl.reshape(_spread(scales, KT, NT), (KT, NT, 64, 2)))
     z, _ = tl.split(tl.reshape(_spread(zeros, KT, NT), (KT, NT, 64, 2)))
+    if KIND == "int8_16" or KIND == "e4m3_16":
+        return (
+            tl.reshape(_plain_pair(a, s, z, 0, KIND), (KT, NT, 128)),
+            tl.reshape(_plain_pair(a, s, z, 1, KIND), (KT, NT, 128)),
+            tl.reshape(_plain_pair(b, s, z, 2, KIND), (KT, NT, 128)),
+            tl.reshape(_plain_pair(b, s, z, 3, KIND), (KT, NT, 128)),
+        )
     return (
         tl.reshape(_plain_pair(a, s, z, 0, KIND), (KT, NT, 128)),
         tl.reshape(_plain_pair(a, s, z, 1, KIND), (KT, NT, 128)),
@@ -202,23 +300,34 @@ def decode_tile(
     NT: tl.constexpr,
     WIDE: tl.constexpr = False,
 ) -> tl.tensor:
-    """Words of codes [KT, NT, 128], scales and zero points [KT, NT, 16] -> bfloat16 [16 NT, 64 KT], times 2 ** `descale`.
+    """Words of codes [KT, NT, 128], scales and zero points [KT, NT, 16] -> bfloat16 [16 NT, 64 KT] (of eight bits
+    32 KT), times 2 ** `descale`.
 
     With WIDE inputs are in the order of `wide_columns`.
     """
     if INTERPRETED:
-        o0, o1, o2, o3, o4, o5, o6, o7 = _run_plainly(words, scales, zeros, KIND, KT, NT)
+        pairs = _run_plainly(words, scales, zeros, KIND, KT, NT)
     else:
-        o0, o1, o2, o3, o4, o5, o6, o7 = _run_program(words, scales, zeros, KIND, KT, NT)
-    # Dimensions to the right: input / 32, input / 16 % 2, input / 8 % 2.
-    even = tl.join(tl.join(o0, o4), tl.join(o2, o6))
-    odd = tl.join(tl.join(o1, o5), tl.join(o3, o7))
-    tile = tl.reshape(tl.join(even, odd), (KT, NT, 8, 4, 2, 2, 2, 2, 2))
-    if WIDE:
-        tile = tl.permute(tile, (1, 4, 2, 0, 6, 7, 3, 8, 5))
+        pairs = _run_program(words, scales, zeros, KIND, KT, NT)
+    if KIND == "int8_16" or KIND == "e4m3_16":
+        # Dimensions to the right: input / 16, input / 8 % 2.
+        tile = tl.join(tl.join(pairs[0], pairs[2]), tl.join(pairs[1], pairs[3]))
+        tile = tl.reshape(tile, (KT, NT, 8, 4, 2, 2, 2, 2))
+        if WIDE:
+            tile = tl.permute(tile, (1, 4, 2, 0, 6, 3, 7, 5))
+        else:
+            tile = tl.permute(tile, (1, 4, 2, 0, 6, 7, 3, 5))
+        return tl.reshape(tile, (NT * 16, KT * 32))
     else:
-        tile = tl.permute(tile, (1, 4, 2, 0, 6, 7, 8, 3, 5))
-    return tl.reshape(tile, (NT * 16, KT * 64))
+        # Dimensions to the right: input / 32, input / 16 % 2, input / 8 % 2.
+        even = tl.join(tl.join(pairs[0], pairs[4]), tl.join(pairs[2], pairs[6]))
+        odd = tl.join(tl.join(pairs[1], pairs[5]), tl.join(pairs[3], pairs[7]))
+        tile = tl.reshape(tl.join(even, odd), (KT, NT, 8, 4, 2, 2, 2, 2, 2))
+        if WIDE:
+            tile = tl.permute(tile, (1, 4, 2, 0, 6, 7, 3, 8, 5))
+        else:
+            tile = tl.permute(tile, (1, 4, 2, 0, 6, 7, 8, 3, 5))
+        return tl.reshape(tile, (NT * 16, KT * 64))
 
 
 @triton.jit
@@ -275,6 +384,7 @@ def dequantize_kernel(
     EVEN_K: tl.constexpr,
     KT: tl.constexpr,
     NT: tl.constexpr,
+    BRICK: tl.constexpr,
 ) -> None:
     """out [rows, K] = the weights from row `first` on, a multiple of 16; a program makes NT x KT bricks."""
     brick, k = first // 16 + tl.program_id(0) * NT, tl.program_id(1) * KT
@@ -286,7 +396,7 @@ def dequantize_kernel(
     tile = decode_tile(words, scales, zeros_of(at_scale, scales, WORDS), KIND, KT, NT)
     row = tl.program_id(0) * NT * 16 + tl.arange(0, NT * 16)
     factor = tl.load(row_scale + first + row, mask=row < rows, other=0.0).to(tl.float32) * DESCALE
-    column = k * 64 + tl.arange(0, KT * 64)
+    column = k * BRICK + tl.arange(0, KT * BRICK)
     values = (tile.to(tl.float32) * factor[:, None]).to(out.dtype.element_ty)
     inside = (row < rows)[:, None] & (column < K)[None, :]
     tl.store(out + row.to(tl.int64)[:, None] * K + column[None, :], values, mask=inside)
@@ -310,19 +420,20 @@ def dequantize(
     if first % BRICK_ROWS:
         raise ValueError(f"rows from {first} on: a brick begins at a multiple of {BRICK_ROWS}")
     (rows, inputs), (row_bricks, input_bricks) = out.shape, codes.shape[:2]
-    if shape_of(row_scale.shape[0], inputs) != (row_bricks, input_bricks):
+    if shape_of(row_scale.shape[0], inputs, kind) != (row_bricks, input_bricks):
         raise ValueError(f"bricks {tuple(codes.shape[:2])} do not hold {row_scale.shape[0]} rows of {inputs} inputs")
     across, down = 2 if input_bricks > 1 else 1, 4
     grid = (cdiv(rows, down * BRICK_ROWS), cdiv(input_bricks, across))
     options = {"KIND": kind, "WORDS": KINDS[kind].words, "DESCALE": descale(kind), "KT": across, "NT": down}
+    options["BRICK"] = KINDS[kind].brick
     options |= {"EVEN_K": input_bricks % across == 0}
     tensors = (codes, scale, row_scale, out)
     launch(dequantize_kernel, grid, *tensors, first, rows, inputs, row_bricks, input_bricks, **options)
     return out
 
 
-def bricks_across(depth: int) -> int:
+def bricks_across(depth: int, kind: str) -> int:
     """Bricks along `depth` inputs of a tile. Raises `ValueError` for a part of one."""
-    if depth % BRICK_INPUTS:
-        raise ValueError(f"a tile of {depth} inputs cuts bricks of {BRICK_INPUTS}")
-    return depth // BRICK_INPUTS
+    if depth % KINDS[kind].brick:
+        raise ValueError(f"a tile of {depth} inputs cuts bricks of {KINDS[kind].brick}")
+    return depth // KINDS[kind].brick

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
-from torch.nn.functional import gelu, linear, silu
+from torch.nn.functional import gelu, linear, relu, silu
 
 from samovar.kernels.op import op
 
-Gate = Literal["silu", "gelu", "clamped"]
+Gate = Literal["silu", "gelu", "clamped", "relu2"]
+
+UNGATED = ("relu2",)
+"""Activations of experts that have no gate: their `gate_up` is up alone."""
 
 CLAMPED_ALPHA = 1.702
 """What "clamped" multiplies a gate by inside its sigmoid."""
@@ -33,6 +36,11 @@ def halves(gate_up: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torc
     return gate, up
 
 
+def activated(h: torch.Tensor, activation: Gate, interleaved: bool = False, limit: float = 0.0) -> torch.Tensor:
+    """What `gate_up` gave [..., 2 * inner], or of the ungated [..., inner] -> [..., inner]. relu2 is relu(up)^2."""
+    return relu(h).square() if activation in UNGATED else gated(*halves(h, interleaved), activation, limit)
+
+
 @op(prefer=("triton", "triton_fixed", "torch_sorted"))
 def expert_products(
     x: torch.Tensor,
@@ -53,8 +61,8 @@ def expert_products(
     x [tokens, hidden]; ids int32 [tokens, k], all different in a row; weights [tokens, k], float32 as a rule. Of all
     experts the ones from `first` on are here, as gate_up [experts, 2 * inner, hidden] (gate rows then up rows, or
     `interleaved` in turns) and down [experts, hidden, inner]; those elsewhere add nothing. Biases are [experts, 2 * inner]
-    and [experts, hidden]. For `activation` and `limit` see `gated`. The sum is in float32, in the order of k, `residual`
-    [tokens, hidden] last.
+    and [experts, hidden]. For `activation` and `limit` see `gated` and `activated`; without a gate there are inner rows, not
+    2 * inner. The sum is in float32, in the order of k, `residual` [tokens, hidden] last.
     """
     total = torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
     for slot in range(ids.shape[1]):
@@ -62,7 +70,7 @@ def expert_products(
             rows = (ids[:, slot] == expert + first).nonzero()[:, 0]
             if len(rows):
                 h = linear(x[rows], gate_up[expert], None if gate_up_bias is None else gate_up_bias[expert])
-                h = gated(*halves(h, interleaved), activation, limit)
+                h = activated(h, activation, interleaved, limit)
                 y = linear(h, down[expert], None if down_bias is None else down_bias[expert])
                 total[rows] += weights[rows, slot, None].to(total.dtype) * y.to(total.dtype)
     return (total if residual is None else total + residual).to(x.dtype)
@@ -83,6 +91,8 @@ def _examples() -> Iterator[tuple[Any, ...]]:
         biases = torch.randn(experts, 2 * inner), torch.randn(experts, hidden)
         yield x, ids, *routing, down, "clamped", *biases, True, 1.5, 0, torch.randn(tokens, hidden)
         yield x, ids, *routing, down, "gelu", None, None, False, 0.0, 1
+        weights, gate_up = routing
+        yield x, ids, weights, gate_up[:, :inner].contiguous(), down, "relu2", biases[0][:, :inner].contiguous()
 
 
 expert_products.tolerance[torch.float32] = (1e-5, 1e-5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear
 
-from samovar.kernels.expert_products import Gate, expert_products, gated, halves
+from samovar.kernels.expert_products import Gate, activated, expert_products
 
 
 @expert_products.impl("torch_sorted", devices=("cpu",))
@@ -28,7 +28,7 @@ def expert_products_sorted(
     results = x.new_zeros(tokens * k, hidden)
     for expert, pairs in pairs_by_expert(ids, first, len(gate_up)):
         h = linear(x[pairs // k], gate_up[expert], None if gate_up_bias is None else gate_up_bias[expert])
-        h = gated(*halves(h, interleaved), activation, limit)
+        h = activated(h, activation, interleaved, limit)
         results[pairs] = linear(h, down[expert], None if down_bias is None else down_bias[expert])
     return weighted_sum(results, weights, residual)
 

@@ -17,8 +17,10 @@ import torch
 import triton
 import triton.language as tl
 
-from samovar.kernels.expert_products import CLAMPED_ALPHA, Gate, expert_products
-from samovar.kernels.expert_products.tiles import BlockTile, PairTile, Plan, fixed_plan, most_blocks, plan
+from samovar.kernels.expert_products import UNGATED, Gate, expert_products
+from samovar.kernels.expert_products.grouping.triton import Grouping, bias_of, gate_value, pairs_of
+from samovar.kernels.expert_products.pairs.triton import pair_down_kernel, pair_gated_kernel
+from samovar.kernels.expert_products.tiles import BlockTile, PairTile, Plan, fixed_plan, plan
 from samovar.kernels.linear.triton import WITHOUT_DOT
 from samovar.kernels.op import Target
 from samovar.kernels.overlap import launch_options
@@ -27,11 +29,6 @@ from samovar.kernels.triton_launch import SHARED_BYTES, cdiv, launch, next_power
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 """Triton's interpreter multiplies matrices of bfloat16 as if they were integers: it gets float32."""
-ALPHA = tl.constexpr(CLAMPED_ALPHA)
-
-FEW_AT_ONCE, MANY_AT_ONCE = 1024, 4096
-"""Pairs that the kernel that sorts looks at together, for the smallest blocks and for larger ones."""
-
 _has_dot, _shared = True, SHARED_BYTES[90]
 
 
@@ -56,203 +53,6 @@ def accepts_fixed(target: Target) -> str | None:
         return "only with --deterministic"
     adapt(target.architecture)
     return None
-
-
-@triton.jit
-def _gated(gate: tl.tensor, up: tl.tensor, limit: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
-    """See `expert_products.gated`; all in float32."""
-    if KIND == "clamped":
-        gate = tl.minimum(gate, limit)
-        up = tl.minimum(tl.maximum(up, -limit), limit)
-        return gate * tl.sigmoid(gate * ALPHA) * (up + 1.0)
-    elif KIND == "silu":
-        return gate * tl.sigmoid(gate) * up
-    else:
-        return gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
-
-
-@triton.jit
-def _bias(bias: tl.tensor, expert: tl.tensor, N: tl.constexpr, rows: tl.tensor) -> tl.tensor:
-    """Entries `rows` of an expert's bias, float32; rows beyond the end get one that nobody uses."""
-    return tl.load(bias + expert * N + tl.minimum(rows, N - 1)).to(tl.float32)
-
-
-@triton.jit
-def _weights(start: tl.tensor, rows: tl.tensor, columns: tl.tensor, K: tl.constexpr, EVEN: tl.constexpr) -> tl.tensor:
-    """[rows, columns] of a weight with K inputs. They are read once: nothing else should leave the caches for them."""
-    at = start + rows[:, None] * K + columns[None, :]
-    if EVEN:
-        return tl.load(at, eviction_policy="evict_first")
-    else:
-        return tl.load(at, mask=columns[None, :] < K, other=0.0, eviction_policy="evict_first")
-
-
-@triton.jit
-def _vector(x: tl.tensor, columns: tl.tensor, K: tl.constexpr, EVEN: tl.constexpr) -> tl.tensor:
-    """[1, columns] float32 of a vector of length K."""
-    if EVEN:
-        return tl.load(x + columns[None, :]).to(tl.float32)
-    else:
-        return tl.load(x + columns[None, :], mask=columns[None, :] < K, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def pair_gated_kernel(
-    x: tl.tensor,
-    ids: tl.tensor,
-    weight: tl.tensor,
-    bias: tl.tensor,
-    out: tl.tensor,
-    limit: tl.tensor,
-    first: tl.tensor,
-    EXPERTS: tl.constexpr,
-    TOP_K: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    GATE: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    OVERLAP: tl.constexpr,
-) -> None:
-    """out [pairs, N] = gated product of a pair's token with its expert's weight [2N, K]: BN results per program."""
-    rows = tl.program_id(0) * BN + tl.arange(0, BN)
-    pair = tl.program_id(1)
-    EVEN: tl.constexpr = K % BK == 0
-    STEP: tl.constexpr = 2 if INTERLEAVED else 1
-    UP: tl.constexpr = 1 if INTERLEAVED else N
-    await_previous(OVERLAP)
-    expert = tl.load(ids + pair) - first
-    if (expert >= 0) & (expert < EXPERTS):
-        start = weight + expert.to(tl.int64) * (2 * N * K)
-        at = tl.minimum(rows, N - 1) * STEP
-        here = x + (pair // TOP_K).to(tl.int64) * K
-        total = tl.zeros((BN, BK), tl.float32)
-        total_up = tl.zeros((BN, BK), tl.float32)
-        for k in range(0, K, BK):
-            columns = k + tl.arange(0, BK)
-            tile = _weights(start, at, columns, K, EVEN)
-            tile_up = _weights(start, at + UP, columns, K, EVEN)
-            part = _vector(here, columns, K, EVEN)
-            total += tile.to(tl.float32) * part
-            total_up += tile_up.to(tl.float32) * part
-        gate, up = tl.sum(total, 1), tl.sum(total_up, 1)
-        if bias is not None:
-            gate += _bias(bias, expert, 2 * N, at)
-            up += _bias(bias, expert, 2 * N, at + UP)
-        y = _gated(gate, up, limit, GATE)
-        tl.store(out + pair.to(tl.int64) * N + rows, y.to(out.dtype.element_ty), mask=rows < N)
-    start_next(OVERLAP)
-
-
-@triton.jit
-def pair_down_kernel(
-    h: tl.tensor,
-    ids: tl.tensor,
-    routing: tl.tensor,
-    weight: tl.tensor,
-    bias: tl.tensor,
-    residual: tl.tensor,
-    out: tl.tensor,
-    first: tl.tensor,
-    EXPERTS: tl.constexpr,
-    TOP_K: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    OVERLAP: tl.constexpr,
-) -> None:
-    """out [tokens, N] = the sum over the pairs of a token of routing * (weight [N, K] of its expert times h [pairs, K])."""
-    rows = tl.program_id(0) * BN + tl.arange(0, BN)
-    at = tl.minimum(rows, N - 1)
-    token = tl.program_id(1)
-    EVEN: tl.constexpr = K % BK == 0
-    await_previous(OVERLAP)
-    total = tl.zeros((BN, BK), tl.float32)
-    biases = tl.zeros((BN,), tl.float32)
-    for slot in tl.static_range(TOP_K):
-        pair = token * TOP_K + slot
-        expert = tl.load(ids + pair) - first
-        is_here = (expert >= 0) & (expert < EXPERTS)
-        expert = tl.where(is_here, expert, 0)
-        share = tl.where(is_here, tl.load(routing + pair).to(tl.float32), 0.0)
-        start = weight + expert.to(tl.int64) * (N * K)
-        here = h + pair.to(tl.int64) * K
-        for k in tl.static_range(0, K, BK):
-            columns = k + tl.arange(0, BK)
-            tile = _weights(start, at, columns, K, EVEN)
-            # What an expert elsewhere would have left here is not written.
-            part = tl.where(is_here, _vector(here, columns, K, EVEN), 0.0) * share
-            total += tile.to(tl.float32) * part
-        if bias is not None:
-            biases += share * _bias(bias, expert, N, at)
-    start_next(OVERLAP)
-    y = tl.sum(total, 1) + biases
-    if residual is not None:
-        y += tl.load(residual + token.to(tl.int64) * N + at).to(tl.float32)
-    tl.store(out + token.to(tl.int64) * N + rows, y.to(out.dtype.element_ty), mask=rows < N)
-
-
-@triton.jit(do_not_specialize=["pairs", "blocks"])
-def sort_kernel(
-    ids: tl.tensor,
-    order: tl.tensor,
-    owners: tl.tensor,
-    pairs: tl.tensor,
-    blocks: tl.tensor,
-    first: tl.tensor,
-    EXPERTS: tl.constexpr,
-    BINS: tl.constexpr,
-    BM: tl.constexpr,
-    SIZE: tl.constexpr,
-    OVERLAP: tl.constexpr,
-) -> None:
-    """order [blocks, BM]: the pairs of each expert, ascending, in blocks that begin anew with each expert, -1 behind the
-    last; owners [blocks]: the expert of each block, -1 for none. One program per expert, which counts all for itself.
-
-    BINS is a power of two above EXPERTS: the bins beyond count what is not here.
-    """
-    expert = tl.program_id(0)
-    bins = tl.arange(0, BINS)
-    within = tl.arange(0, SIZE)
-    await_previous(OVERLAP)
-    counts = tl.zeros((BINS,), tl.int32)
-    for begin in range(0, pairs, SIZE):
-        at = begin + within
-        found = tl.load(ids + at, mask=at < pairs, other=-1) - first
-        found = tl.where((at < pairs) & (found >= 0) & (found < EXPERTS), found, EXPERTS)
-        counts += tl.histogram(found, BINS)
-    needed = tl.where(bins < EXPERTS, (counts + (BM - 1)) // BM, 0)
-    start = tl.sum(tl.where(bins < expert, needed, 0), 0)
-    own = tl.sum(tl.where(bins == expert, needed, 0), 0)
-    for block in range(start, start + own):
-        tl.store(owners + block, expert)
-    if expert == EXPERTS - 1:
-        for begin in range(start + own, blocks, BINS):
-            tl.store(owners + begin + bins, tl.full((BINS,), -1, tl.int32), mask=begin + bins < blocks)
-    place = start * BM
-    for begin in range(0, pairs, SIZE):
-        at = begin + within
-        is_own = (at < pairs) & (tl.load(ids + at, mask=at < pairs, other=-1) - first == expert)
-        rank = tl.cumsum(is_own.to(tl.int32), 0)
-        tl.store(order + place + rank - 1, at, mask=is_own)
-        place += tl.sum(is_own.to(tl.int32), 0)
-    rest = place + tl.arange(0, BM)
-    tl.store(order + rest, tl.full((BM,), -1, tl.int32), mask=rest < (start + own) * BM)
-    start_next(OVERLAP)
-
-
-@triton.jit
-def _pairs_of(
-    ids: tl.tensor, expert: tl.tensor, tokens: tl.tensor, TOP_K: tl.constexpr, BM: tl.constexpr, SLOTS: tl.constexpr
-) -> tl.tensor:
-    """[BM]: the pair at which each of the first BM tokens has `expert`; -1 for none."""
-    token, slot = tl.arange(0, BM)[:, None], tl.arange(0, SLOTS)[None, :]
-    pair = token * TOP_K + slot
-    inside = (token < tokens) & (slot < TOP_K)
-    found = tl.load(ids + pair, mask=inside, other=-1)
-    return tl.max(tl.where(inside & (found == expert), pair, -1), 1)
 
 
 @triton.jit
@@ -306,7 +106,7 @@ def block_kernel(
     first_row = tl.program_id(0) * BN
     TOKENS_FIRST: tl.constexpr = BM >= 64
     EVEN: tl.constexpr = K % BK == 0
-    PARTS: tl.constexpr = 1 if GATE is None else 2
+    PARTS: tl.constexpr = 1 if GATE is None or GATE == "relu2" else 2
     STEP: tl.constexpr = 2 if INTERLEAVED else 1
     UP: tl.constexpr = 1 if INTERLEAVED else N
     await_previous(OVERLAP)
@@ -315,7 +115,7 @@ def block_kernel(
         pair = tl.load(order + tl.program_id(1) * BM + tl.arange(0, BM))
     else:
         expert = tl.program_id(1)
-        pair = _pairs_of(ids, expert + first, tokens, TOP_K, BM, SLOTS)
+        pair = pairs_of(ids, expert + first, tokens, TOP_K, BM, SLOTS)
     is_pair = pair >= 0
     if (expert >= 0) & (tl.max(pair, 0) >= 0):
         columns = tl.arange(0, BK)[None, :]
@@ -334,17 +134,17 @@ def block_kernel(
             part = tl.load(inputs + k, mask=is_pair[:, None] & inside, other=0.0)
             tile = _tile(start + k, at, inside, EVEN)
             total = _dot(tile, part, total, TOKENS_FIRST)
-            if GATE is not None:
+            if PARTS == 2:
                 tile_up = _tile(start + UP * K + k, at, inside, EVEN)
                 total_up = _dot(tile_up, part, total_up, TOKENS_FIRST)
         if bias is not None:
-            value = _bias(bias, expert, PARTS * N, rows)
+            value = bias_of(bias, expert, PARTS * N, rows)
             total += value[None, :] if TOKENS_FIRST else value[:, None]
-            if GATE is not None:
-                value = _bias(bias, expert, PARTS * N, rows + UP)
+            if PARTS == 2:
+                value = bias_of(bias, expert, PARTS * N, rows + UP)
                 total_up += value[None, :] if TOKENS_FIRST else value[:, None]
         if GATE is not None:
-            total = _gated(total, total_up, limit, GATE)
+            total = gate_value(total, total_up, limit, GATE)
         rows = first_row + tl.arange(0, BN)
         target = tl.maximum(pair, 0).to(tl.int64) * N
         if TOKENS_FIRST:
@@ -355,41 +155,7 @@ def block_kernel(
     start_next(OVERLAP)
 
 
-@triton.jit
-def sum_kernel(
-    results: tl.tensor,
-    ids: tl.tensor,
-    routing: tl.tensor,
-    residual: tl.tensor,
-    out: tl.tensor,
-    first: tl.tensor,
-    EXPERTS: tl.constexpr,
-    TOP_K: tl.constexpr,
-    N: tl.constexpr,
-    BN: tl.constexpr,
-    OVERLAP: tl.constexpr,
-) -> None:
-    """out [tokens, N] = the sum over a token's pairs, in order, of routing * results [pairs, N], and residual [tokens, N]
-    if there is one: BN columns of a token."""
-    token = tl.program_id(0)
-    columns = tl.program_id(1) * BN + tl.arange(0, BN)
-    await_previous(OVERLAP)
-    start_next(OVERLAP)
-    total = tl.zeros((BN,), tl.float32)
-    for slot in tl.static_range(TOP_K):
-        pair = token * TOP_K + slot
-        expert = tl.load(ids + pair) - first
-        # What an expert elsewhere would have left here is not written.
-        end = tl.where((expert >= 0) & (expert < EXPERTS), N, 0)
-        share = tl.load(routing + pair).to(tl.float32)
-        y = tl.load(results + pair.to(tl.int64) * N + columns, mask=columns < end, other=0.0)
-        total += share * y.to(tl.float32)
-    if residual is not None:
-        total += tl.load(residual + token.to(tl.int64) * N + columns, mask=columns < N, other=0.0).to(tl.float32)
-    tl.store(out + token.to(tl.int64) * N + columns, total.to(out.dtype.element_ty), mask=columns < N)
-
-
-class _Call:
+class _Call(Grouping):
     """One call of the op: its operands, and what its kernels share."""
 
     def __init__(
@@ -406,25 +172,9 @@ class _Call:
             if not tensor.is_contiguous():
                 shape, strides = tuple(tensor.shape), tensor.stride()
                 raise ValueError(f"weights of shape {shape} have strides {strides}: make them contiguous")
-        self.x, self.ids, self.routing, self.first = x.contiguous(), ids.contiguous(), weights.contiguous(), first
-        self.residual = None if residual is None else residual.contiguous()
+        super().__init__(x, ids, weights, len(down), first, residual)
         self.gate_up, self.down = gate_up, down
-        self.tokens, self.top_k = ids.shape
-        self.experts, self.hidden, self.inner = down.shape
-        self.order: torch.Tensor | None = None
-        self.owners: torch.Tensor | None = None
-        self.blocks = self.experts
-
-    def sort(self, size: int) -> None:
-        """Put the pairs of each expert into blocks of `size`."""
-        pairs = self.tokens * self.top_k
-        self.blocks = most_blocks(pairs, self.experts, size)
-        self.order = self.ids.new_empty(self.blocks * size)
-        self.owners = self.ids.new_empty(self.blocks)
-        options = {"EXPERTS": self.experts, "BINS": next_power_of_2(self.experts + 1), "BM": size}
-        options |= {"SIZE": FEW_AT_ONCE if size <= 16 else MANY_AT_ONCE, "num_warps": 4 if size <= 16 else 8}
-        tensors = (self.ids, self.order, self.owners)
-        launch(sort_kernel, (self.experts,), *tensors, pairs, self.blocks, self.first, **options, **launch_options())
+        self.inner = down.shape[2]
 
     def product(
         self,
@@ -435,8 +185,8 @@ class _Call:
         gate: tuple[Gate, bool, float] | None,
     ) -> torch.Tensor:
         """x by token or by pair -> [pairs, n]; `gate` is (activation, interleaved, limit)."""
-        n, k = weight.shape[1] // (1 if gate is None else 2), weight.shape[2]
         activation, interleaved, limit = gate or (None, False, 0.0)
+        n, k = weight.shape[1] // (1 if activation is None or activation in UNGATED else 2), weight.shape[2]
         out = x.new_empty(self.tokens * self.top_k, n)
         options: dict[str, Any] = {
             "TOP_K": self.top_k,
@@ -471,15 +221,6 @@ class _Call:
         grid = (cdiv(self.hidden, tiles[1].rows), self.tokens)
         tensors = (h, self.ids, self.routing, self.down, biases[1], self.residual, out)
         launch(pair_down_kernel, grid, *tensors, self.first, **options)
-        return out
-
-    def sum(self, results: torch.Tensor) -> torch.Tensor:
-        """results [pairs, hidden] -> [tokens, hidden]."""
-        out, columns = torch.empty_like(self.x), min(next_power_of_2(self.hidden), 2048)
-        options = {"EXPERTS": self.experts, "TOP_K": self.top_k, "N": self.hidden, "BN": columns, "num_warps": 4}
-        grid = (self.tokens, cdiv(self.hidden, columns))
-        tensors = (results, self.ids, self.routing, self.residual, out)
-        launch(sum_kernel, grid, *tensors, self.first, **options, **launch_options())
         return out
 
 

@@ -6,19 +6,10 @@ from itertools import pairwise
 
 import torch
 
+from samovar.kernels.coded_weights import FP4, NF4
 from samovar.quant.numbers.small_floats import table
 
-NF4_VALUES = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-)  # fmt: skip
-"""Quantiles of the normal distribution, scaled to one (Dettmers et al., QLoRA, 2023)."""
-_FP4_HALF = (0.0, 0.0625 / 12, 8 / 12, 1.0, 4 / 12, 6 / 12, 2 / 12, 3 / 12)
-FP4_VALUES = (*_FP4_HALF, *(-value for value in _FP4_HALF))
-"""The four-bit float of bitsandbytes, scaled to one. It is not E2M1."""
-
-VALUES = {"nf4": NF4_VALUES, "fp4": FP4_VALUES}
+VALUES = {"nf4": NF4, "fp4": FP4}
 
 
 def decode(codes: torch.Tensor, values: tuple[float, ...]) -> torch.Tensor:

@@ -1,4 +1,7 @@
-"""GGML's blocks of four-bit codes taken apart: codes, scales and minima of 32 weights each."""
+"""GGML's blocks taken apart: codes, scales and minima of 16 or 32 weights each, as the op `coded_linear` wants them.
+
+What has no four-bit codes with a scale for 32 becomes integers of eight bits: nine bits a weight, whatever a file has.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,33 @@ from dataclasses import dataclass
 
 import torch
 
-Decoded = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-"""Codes uint8 [rows, in], scales and minima float32 [rows, in / 32]."""
+from samovar.quant.numbers.gguf_bytes import (
+    Decoded,
+    half,
+    iq4_nl,
+    iq4_xs,
+    k_scales,
+    q2_k,
+    q3_k,
+    q5_0,
+    q5_1,
+    q5_k,
+    q6_k,
+    q8_0,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """A type of GGUF files whose weights are code * scale + minimum, or (code - 8) * scale."""
+    """A type of GGUF files. Weights are (code - 8) * scale, or with `has_minimum` code * scale + minimum; if `kind` has
+    eight bits, code * scale, plus the minimum if there is one. `group` weights share a scale."""
 
     size: int
     bytes: int
     decode: Callable[[torch.Tensor], Decoded]
-
-
-def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """float32 [rows, blocks] of the float16 number at a byte of every block."""
-    return blocks[..., at : at + 2].contiguous().view(torch.float16).squeeze(-1).float()
+    kind: str = "int8_16"
+    group: int = 32
+    has_minimum: bool = False
 
 
 def _codes(pairs: torch.Tensor) -> torch.Tensor:
@@ -31,20 +45,30 @@ def _codes(pairs: torch.Tensor) -> torch.Tensor:
 
 
 def _q4_0(blocks: torch.Tensor) -> Decoded:
-    return _codes(blocks[..., 2:]), _half(blocks, 0), None
+    return _codes(blocks[..., 2:]), half(blocks, 0), None
 
 
 def _q4_1(blocks: torch.Tensor) -> Decoded:
-    return _codes(blocks[..., 4:]), _half(blocks, 0), _half(blocks, 2)
+    return _codes(blocks[..., 4:]), half(blocks, 0), half(blocks, 2)
 
 
 def _q4_k(blocks: torch.Tensor) -> Decoded:
-    """Eight groups of 32, with scales and minima of six bits in twelve bytes."""
-    first, second, third = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
-    scales = torch.cat((first & 63, (third & 15) | ((first >> 2) & 48)), -1).float() * _half(blocks, 0)[..., None]
-    minima = torch.cat((second & 63, (third >> 4) | ((second >> 2) & 48)), -1).float() * _half(blocks, 2)[..., None]
-    return _codes(blocks[..., 16:].reshape(len(blocks), -1, 32)), scales.flatten(1), -minima.flatten(1)
+    scales, minima = k_scales(blocks)
+    return _codes(blocks[..., 16:].reshape(len(blocks), -1, 32)), scales.flatten(1), minima.flatten(1)
 
 
-CODED = {"Q4_0": BlockType(32, 18, _q4_0), "Q4_1": BlockType(32, 20, _q4_1), "Q4_K": BlockType(256, 144, _q4_k)}
+CODED = {
+    "Q4_0": BlockType(32, 18, _q4_0, "int4_32"),
+    "Q4_1": BlockType(32, 20, _q4_1, "int4_32", has_minimum=True),
+    "Q4_K": BlockType(256, 144, _q4_k, "int4_32", has_minimum=True),
+    "Q5_0": BlockType(32, 22, q5_0),
+    "Q5_1": BlockType(32, 24, q5_1, has_minimum=True),
+    "Q8_0": BlockType(32, 34, q8_0),
+    "Q2_K": BlockType(256, 84, q2_k, group=16, has_minimum=True),
+    "Q3_K": BlockType(256, 110, q3_k, group=16),
+    "Q5_K": BlockType(256, 176, q5_k, has_minimum=True),
+    "Q6_K": BlockType(256, 210, q6_k, group=16),
+    "IQ4_NL": BlockType(32, 18, iq4_nl),
+    "IQ4_XS": BlockType(256, 136, iq4_xs),
+}
 """Types of which products are computed from the codes."""

@@ -22,11 +22,13 @@ def compiled(architectures: str, dtypes: str, cache: Path, amount: str = "all") 
 
 
 def check(rows: list[dict[str, Any]]) -> None:
-    """No errors, and shared memory within the architecture's."""
+    """No errors, shared memory within the architecture's, and no product whose operand is written while it is read."""
     assert not [row for row in rows if row["error"]], "\n".join(str(row) for row in rows if row["error"])
     limits = {f"sm_{number}": size for number, size in SHARED_BYTES.items()}
     too_big = [row for row in rows if row["shared"] > limits[row["arch"]]]
     assert not too_big, "\n".join(map(str, too_big))
+    hasty = [row for row in rows if row["overwritten"]]
+    assert not hasty, "\n".join(map(str, hasty))
 
 
 def test_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:

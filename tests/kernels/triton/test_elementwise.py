@@ -20,6 +20,7 @@ NAMES = (
     "rope",
     "write_kv",
     "rope_write_kv",
+    "write_latent",
     "rope_table",
     "decode_inputs",
 )

@@ -232,12 +232,12 @@ def test_tiles_fill_the_chip_and_fit_into_it() -> None:
             gemv = gemv_tile(n, k, parts)
             assert n / gemv.rows >= min(n, 4 * tiles.FEW_PROGRAMS) and gemv.rows * parts * gemv.columns <= 8192
             for tokens in range(2, tiles.MOST_TOKENS[parts] + 1):
-                dot = dot_tile(tokens, n, k, parts)
+                dot, small = (dot_tile(tokens, n, k, parts, is_large=is_large) for is_large in (True, False))
                 assert tokens <= dot.tokens and dot.shared_bytes(parts, 2) <= SHARED_BYTES[90], dot
                 for shared in SHARED_BYTES.values():
                     chosen = choose_tile(tokens, n, k, parts, 2, shared)
-                    assert chosen is None or (chosen == dot and dot.shared_bytes(parts, 2) <= shared)
-                    assert chosen is None or -(-n // dot.rows) * dot.splits >= tiles.FEW_PROGRAMS // 2
+                    assert chosen is None or (chosen in (dot, small) and chosen.shared_bytes(parts, 2) <= shared)
+                    assert chosen is None or -(-n // chosen.rows) * chosen.splits >= tiles.FEW_PROGRAMS // 2
     # Deterministic mode has no other choice. Volta and Turing copy to shared memory without stages.
     for parts, size in ((1, 2), (2, 2), (1, 4), (2, 4)):
         staged = [room for number, room in SHARED_BYTES.items() if number >= 80]
@@ -253,6 +253,7 @@ def test_small_chips_have_tiles_too() -> None:
             for parts in (1, 2)
         }
         assert isinstance(chosen[4096, 1], DotTile) and isinstance(chosen[14336, 1], DotTile), number
+        assert isinstance(choose_tile(4, 4096, 14336, 1, 2, SHARED_BYTES[number]), DotTile), number
     assert choose_tile(32, 14336, 4096, 1, 2, SHARED_BYTES[75]) is None
     assert isinstance(choose_tile(1, 14336, 4096, 1, 2, SHARED_BYTES[75]), GemvTile)
 

@@ -1,0 +1,1 @@
+"""Products of one token with the weights of its experts, each pair for itself."""
