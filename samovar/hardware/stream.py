@@ -7,7 +7,7 @@ Work that is queued runs in order, later; the host goes on. `DeviceStream` is th
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Protocol, TypeVar
 
 import torch
@@ -150,11 +150,14 @@ class CudaStream:
             self._leave_pool()
 
     def _leave_pool(self) -> None:
-        """After a capture that broke off: what is allocated from now on must not come from the graphs' memory."""
-        try:
+        """After a capture that broke off: what is allocated from now on must not come from the graphs' memory.
+
+        Whether the allocator believes that it ended is not certain, and it records into a pool once only. So later
+        captures share another one; graphs that exist keep theirs.
+        """
+        with suppress(RuntimeError):  # It was left already.
             torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
-        except RuntimeError:
-            return  # It was left already.
+        self.release()
 
 
 class _CudaMark:

@@ -18,6 +18,13 @@ LONG_ROWS = (2, 1024)
 """Rows and columns of a program's tile where rows are longer, or end within a power of two: measured on an H200."""
 FEW_PROGRAMS = 96
 """Programs of the tiled kernel below which multiprocessors of an H200 would stand idle."""
+MULTIPROCESSORS = 132
+"""Of an H200. A program more than each has room for is waited for by all."""
+FULL = 0.88
+"""Share of them that large programs, one each, must keep busy."""
+GATED_FULL = 0.75
+"""Share of the places in the last round of gated programs below which cuBLAS and an activation apart are faster: 92 us
+instead of 98 for two times [17408, 5120], which are 272 programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +89,10 @@ def gemv_tile(n: int, k: int, parts: int = 1) -> GemvTile:
     return GemvTile(max(rows // parts, 1), columns)
 
 
-def dot_tile(tokens: int, n: int, k: int, parts: int = 1) -> DotTile:
+def dot_tile(tokens: int, n: int, k: int, parts: int = 1, *, is_large: bool = True) -> DotTile:
     """The tile for a few tokens and a weight of `parts` times [n, k], up to 128 tokens in one row of programs.
+
+    Large ones, of up to 147 KB, only with `is_large`.
 
     Measured on an H200. A matrix instruction takes 64 rows of the weight, so that a tile has at least those, of each
     part. Products of up to 32 tokens are split until most multiprocessors have work, the more the longer they are; gated
@@ -94,13 +103,29 @@ def dot_tile(tokens: int, n: int, k: int, parts: int = 1) -> DotTile:
         return DotTile(width, 128 // parts, 64, warps=8)
     if parts == 2:
         return DotTile(width, 64, 128, stages=3)
+    if is_large and width == 16 and (splits := _large_splits(n, k)):
+        return DotTile(width, 128, 128, splits=splits, warps=8, stages=3 if splits == 1 else 4, ahead=AHEAD)
     programs, splits = -(-n // 64), 1
     while splits < 4 and (
-        programs * splits < 64 or (programs * splits < FEW_PROGRAMS and k > 2048 * splits) or k > 4096 * splits
+        programs * splits < 64
+        or (programs * splits < FEW_PROGRAMS and k > 2048 * splits)
+        or (k > 4096 * splits and programs * splits <= MULTIPROCESSORS)
     ):
         splits *= 2
     ahead = AHEAD if tokens <= MOST_TOKENS_AHEAD and programs * splits <= MOST_AHEAD else 0
     return DotTile(width, 64, 128, splits=splits, stages=3 if k <= 1024 * splits else 4, ahead=ahead)
+
+
+def _large_splits(n: int, k: int) -> int:
+    """How often inputs are split so that programs of 128 rows, one on each multiprocessor, are enough; 0: not at all."""
+    programs = -(-n // 128)
+    splits = min(MULTIPROCESSORS // programs, 4)
+    return splits if programs * splits >= FULL * MULTIPROCESSORS and k >= 2048 * splits else 0
+
+
+def _leaves_idle(programs: int) -> bool:
+    """Whether the last round of gated programs, one on each multiprocessor, is too small a part of the work."""
+    return programs < GATED_FULL * MULTIPROCESSORS * -(-programs // MULTIPROCESSORS)
 
 
 def fixed_tile(element_size: int, parts: int = 1) -> DotTile:
@@ -116,13 +141,15 @@ def choose_tile(tokens: int, n: int, k: int, parts: int, element_size: int, shar
     """
     if tokens == 1:
         return gemv_tile(n, k, parts)
-    if not 1 < tokens <= MOST_TOKENS[parts] or (parts == 2 and n < 64 * FEW_PROGRAMS):
+    if not 1 < tokens <= MOST_TOKENS[parts]:
+        return None
+    if parts == 2 and (n < 64 * FEW_PROGRAMS or (tokens <= 32 and _leaves_idle(-(-n // 64)))):
         return None
     # Rows that start anywhere cannot be copied 16 bytes at a time.
     if element_size != 2 or k % 16:
         return None
-    tile = dot_tile(tokens, n, k, parts)
-    return tile if tile.shared_bytes(parts, element_size) <= shared else None
+    fitting = (dot_tile(tokens, n, k, parts, is_large=is_large) for is_large in (True, False))
+    return next((tile for tile in fitting if tile.shared_bytes(parts, element_size) <= shared), None)
 
 
 def power_of_two(number: int) -> int:
