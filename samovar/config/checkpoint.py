@@ -14,6 +14,7 @@ from samovar.config.gguf import GGUFHeader, is_gguf, read_gguf_header, split_fil
 from samovar.config.gguf_config import end_ids, hf_config, hf_generation_config
 from samovar.config.groups import ModelConfig
 from samovar.config.safetensors_header import read_safetensors_folder, safetensors_files
+from samovar.config.text_defaults import text_defaults
 from samovar.errors import CheckpointError, ConfigError
 
 QUANTIZATION_FILES = {
@@ -170,7 +171,7 @@ def _flat(config: dict[str, Any]) -> dict[str, Any]:
     for key in ("text_config", "llm_config"):
         inner = config.get(key)
         if isinstance(inner, dict):
-            outer = {k: v for k, v in config.items() if k != key}
+            outer = text_defaults(config) | {k: v for k, v in config.items() if k != key}
             return outer | {
                 k: v for k, v in inner.items() if k not in ("architectures", "model_type") or k not in outer
             }

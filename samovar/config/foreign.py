@@ -22,7 +22,6 @@ REASONS: dict[str, str] = {
     "hf_config_path": "use --hf-overrides for single values, or a folder with its own config.json",
     "hf_token": "set the HF_TOKEN environment variable: a flag would show in the process list",
     "code_revision": "no code is ever run from a model repository",
-    "model_impl": "there is one implementation per family; `samovar routes MODEL` shows it",
     "runner": _POOLING, "convert": _POOLING, "pooler_config": _POOLING, "task": _POOLING,
     "logprobs_mode": "logprobs are those of the model's own distribution (raw_logprobs)",
     "enable_prompt_embeds": "prompts are text or token ids",

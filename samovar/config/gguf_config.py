@@ -119,7 +119,7 @@ def _read_factors(keys: _Keys, tensor: GGUFTensor) -> list[float]:
     return [_shortest(v) for v in values]
 
 
-def _common(keys: _Keys) -> dict[str, Any]:
+def _common(keys: _Keys, *, has_rms_norms: bool = True) -> dict[str, Any]:
     """The fields every family has."""
     hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
     head_dim = keys.integer("attention.key_length", hidden // heads)
@@ -137,7 +137,9 @@ def _common(keys: _Keys) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "rms_norm_eps": keys.required("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": keys.required(
+            "attention.layer_norm_rms_epsilon" if has_rms_norms else "attention.layer_norm_epsilon"
+        ),
         "max_position_embeddings": keys.integer("context_length"),
         "tie_word_embeddings": not keys.has("output.weight"),
         **_rope(keys, head_dim),
@@ -336,15 +338,61 @@ def _olmo2(keys: _Keys) -> tuple[str, dict[str, Any]]:
     return "Olmo2ForCausalLM", config
 
 
+def _gemma1(keys: _Keys) -> tuple[str, dict[str, Any]]:
+    config = _common(keys) | {"model_type": "gemma", "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
+    return "GemmaForCausalLM", config
+
+
+def _glm4(keys: _Keys) -> tuple[str, dict[str, Any]]:
+    config = {"partial_rotary_factor": 1.0, **_common(keys), "model_type": "glm4", "hidden_act": "silu"}
+    return "Glm4ForCausalLM", config | {"attention_bias": keys.has("blk.0.attn_q.bias")}
+
+
+def _ernie4_5(keys: _Keys) -> tuple[str, dict[str, Any]]:
+    config = _common(keys) | {"model_type": "ernie4_5", "hidden_act": "silu"}
+    return "Ernie4_5ForCausalLM", config | {"use_bias": keys.has("blk.0.attn_q.bias")}
+
+
+def _cohere2(keys: _Keys) -> tuple[str, dict[str, Any]]:
+    config = _common(keys, has_rms_norms=False) | {"model_type": "cohere2", "hidden_act": "silu"}
+    config |= {"layer_norm_eps": config.pop("rms_norm_eps"), "logit_scale": keys.required("logit_scale")}
+    config |= {
+        "attention_bias": keys.has("blk.0.attn_q.bias"),
+        "sliding_window": keys.integer("attention.sliding_window"),
+    }
+    config["layer_types"] = _window_layers(keys, config["num_hidden_layers"], 4)
+    return "Cohere2ForCausalLM", config
+
+
+def _exaone4(keys: _Keys) -> tuple[str, dict[str, Any]]:
+    config = _common(keys) | {"model_type": "exaone4", "hidden_act": "silu"}
+    window = keys.integer("attention.sliding_window", 0, least=0) or None
+    kinds = ["full_attention"] * config["num_hidden_layers"]
+    config["layer_types"] = _window_layers(keys, len(kinds), 4) if window else kinds
+    return "Exaone4ForCausalLM", config | {"sliding_window": window}
+
+
+def _seed_oss(keys: _Keys) -> tuple[str, dict[str, Any]]:
+    config = _common(keys) | {"model_type": "seed_oss", "hidden_act": "silu"}
+    config |= {"attention_bias": keys.has("blk.0.attn_q.bias"), "mlp_bias": keys.has("blk.0.ffn_up.bias")}
+    return "SeedOssForCausalLM", config | {"attention_out_bias": keys.has("blk.0.attn_output.bias")}
+
+
 FAMILIES: dict[str, Callable[[_Keys], tuple[str, dict[str, Any]]]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "gemma": _gemma1,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "phi3": _phi3,
     "smollm3": _smollm3,
     "olmo2": _olmo2,
+    "glm4": _glm4,
+    "ernie4_5": _ernie4_5,
+    "cohere2": _cohere2,
+    "exaone4": _exaone4,
+    "seed_oss": _seed_oss,
 }
 """general.architecture -> what writes its config."""
 

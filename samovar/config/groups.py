@@ -35,6 +35,9 @@ class ModelConfig(Group):
     """Weight format: the checkpoint's own, or fp8, int8, int4, nvfp4 or mxfp4, which plain linears become at load time."""
     hf_overrides: dict[str, Any] = field(factory=dict)
     """JSON object laid over config.json."""
+    model_impl: str = field(default="auto", choices=("auto", "native", "generic", "any"))
+    """Whose mathematics: "auto" takes Samovar's own (native) where it has the architecture, else Transformers' (generic) if
+    that passed the test; "any" takes Transformers' untested, too. `samovar models` lists them."""
     generation_config: str = field(default="auto")
     """Where sampling defaults come from: "auto" (the model, or what is recommended for an alias), "vllm" (none), or a
     directory."""
@@ -79,6 +82,9 @@ class CacheConfig(Group):
     """Size of the K/V cache; overrides --memory. Accepts 4GiB."""
     num_gpu_blocks_override: int | None = field(default=None, ge=1)
     """Exact number of cache blocks, for tests."""
+    state_snapshots: str = field(default="auto")
+    """Memory for snapshots of the states of recurrent layers, without which a model that has any finds no prefix cached:
+    a size (8GiB), or auto, a quarter of what is left beside the model. 0 keeps none."""
 
 
 class SchedulerConfig(Group):

@@ -126,6 +126,10 @@ class ScheduledStep:
     sequences: list[ScheduledSequence] | DecodeSequences = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     """(source, target) blocks to copy on the device before the step runs."""
+    state_copies: list[tuple[int, int]] = field(default_factory=list)
+    """(source, target) rows of the recurrent state to copy before the step runs: snapshots that sequences begin from."""
+    state_saves: list[tuple[int, int]] = field(default_factory=list)
+    """The same after it ran: snapshots of what sequences have come to. Every source is the slot of one in the step."""
     masks: TokenMasks | None = None
     num_rounds: int = 1
     """How many tokens each of `sequences`, which are `DecodeSequences` then, computes one after the other, every one but

@@ -7,14 +7,15 @@ and allocates what it says; `samovar plan` prints that very plan.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from samovar.config.engine import EngineConfig
+from samovar.config.engine import EngineConfig, with_settings
 from samovar.config.parse import parse_integer
 from samovar.config.resolve import DEFAULT_BLOCK_SIZE, DEFAULT_NUM_SEQS
-from samovar.core.cache_spec import KINDS, CacheSpec
+from samovar.core.cache_spec import KINDS, CacheSpec, StateSpec
 from samovar.core.device_facts import DeviceFacts
 from samovar.errors import ConfigError, MemoryPlanError
+from samovar.hardware import latent_memory, state_memory
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -56,6 +57,8 @@ HISTORY_STEP, SQUARE_STEP = 1024, 512
 of them, are counted."""
 THREAD_SCRATCH = 2 * MIB
 """Most that one thread of the CPU library works on at once: weights of a few rows as bfloat16, scores of a few queries."""
+CACHE_LINES = ("kv cache", "recurrent state", "state snapshots")
+"""Lines of a plan that are given back while an engine sleeps."""
 LIBRARY_BYTES = 32 * MIB
 """What such a library may want for itself."""
 
@@ -79,6 +82,8 @@ class ModelShape:
     """Attention reads keys and values where the cache has them; otherwise it gathers them first."""
     gathers_chunks: bool = False
     """But for long chunks it gathers them nevertheless, for a library."""
+    state_specs: tuple[StateSpec, ...] = ()
+    """One for each recurrent layer."""
     columns: int | None = None
     """Float32 numbers that the CPU library's programs hold for each token, where they run whole steps."""
 
@@ -97,6 +102,10 @@ class MemoryPlan:
     max_model_len: int
     budget_bytes: int
     explanation: str
+    num_snapshots: int = 0
+    """Snapshots of recurrent states that there is room for."""
+    num_seqs: int = 0
+    """Sequences that run in one step: those of the configuration, or fewer where their states would leave no room."""
     capacities: tuple[tuple[str, int], ...] = ()
     """Tokens that the cache's bytes would hold by kind of cache, as `--kv-cache-dtype` chooses it."""
 
@@ -152,9 +161,15 @@ def plan_memory(shape: ModelShape, facts: DeviceFacts, config: EngineConfig) -> 
 
 def _plan(shape: ModelShape, facts: DeviceFacts, config: EngineConfig, length: int, *, is_fixed: bool) -> MemoryPlan:
     """The plan for sequences of `length` tokens; if that is not fixed, for as many of those as the cache holds."""
-    fixed = _fixed_lines(shape, facts, config, length)
     budget, why = _budget(facts, config)
     block_bytes = shape.cache_bytes_per_token * block_size(config)
+    asked, num_snapshots = num_seqs(config), 0
+    if shape.state_specs:
+        config = _with_room_for_states(shape, facts, config, length, budget)
+    fixed = _fixed_lines(shape, facts, config, length)
+    if shape.state_specs:
+        num_snapshots = _num_snapshots(shape, config, budget - sum(size for _, size in fixed))
+        fixed = (*fixed, ("state snapshots", num_snapshots * state_memory.bytes_of(shape.state_specs)))
     room = budget - sum(size for _, size in fixed)
     if room < 2 * block_bytes and not _has_exact_cache(config):
         raise MemoryPlanError(_too_big(shape, fixed, budget, why, block_bytes))
@@ -175,12 +190,51 @@ def _plan(shape: ModelShape, facts: DeviceFacts, config: EngineConfig, length: i
             f"({why}): a cache of {_show(max(room, 0))} would fit"
         )
     capacities = tuple((kind, num_blocks * block_bytes // size) for kind, size in _token_sizes(shape) if size)
-    return MemoryPlan(lines, num_blocks, min(length, fitting), budget, f"{why}; {cache_why}", capacities)
+    seqs_why = "" if num_seqs(config) == asked else f"; no more than {num_seqs(config)} sequences have room for states"
+    return MemoryPlan(
+        lines,
+        num_blocks,
+        min(length, fitting),
+        budget,
+        f"{why}; {cache_why}{seqs_why}",
+        num_snapshots,
+        num_seqs(config),
+        capacities,
+    )
 
 
 def _token_sizes(shape: ModelShape) -> list[tuple[str, int]]:
-    """Bytes of a token by kind of cache."""
+    """Bytes of a token by kind of cache; latent rows are not kept as codes."""
+    if any(spec.latent is not None for spec in shape.cache_specs):
+        return [("16 bits", sum(spec.stored_as("16 bits").bytes_per_token for spec in shape.cache_specs))]
     return [(kind, sum(spec.stored_as(kind).bytes_per_token for spec in shape.cache_specs)) for kind in KINDS]
+
+
+def _with_room_for_states(
+    shape: ModelShape, facts: DeviceFacts, config: EngineConfig, length: int, budget: int
+) -> EngineConfig:
+    """`config` with no more sequences than have room for their recurrent states."""
+    others = _fixed_lines(replace(shape, state_specs=()), facts, config, length)
+    room = budget - sum(size for _, size in others) - _exact_cache_bytes(shape, config)
+    return with_settings(config, max_num_seqs=state_memory.most_seqs(shape.state_specs, room, num_seqs(config)))
+
+
+def _num_snapshots(shape: ModelShape, config: EngineConfig, room: int) -> int:
+    """How many snapshots of recurrent states there are; `room` is what they and the cache may take."""
+    asked, specs = config.cache.state_snapshots, shape.state_specs
+    if asked != "auto":
+        return _size(asked, "--state-snapshots") // state_memory.bytes_of(specs)
+    if not config.cache.enable_prefix_caching:
+        return 0
+    return state_memory.num_snapshots(specs, room - _exact_cache_bytes(shape, config), num_seqs(config))
+
+
+def _exact_cache_bytes(shape: ModelShape, config: EngineConfig) -> int:
+    """The size of the cache where it was asked for; 0 where it is what is left."""
+    blocks = config.cache.num_gpu_blocks_override
+    if blocks is not None:
+        return blocks * shape.cache_bytes_per_token * block_size(config)
+    return config.cache.kv_cache_memory_bytes or 0
 
 
 def _has_exact_cache(config: EngineConfig) -> bool:
@@ -206,6 +260,7 @@ def _fixed_lines(
     attention = split_bytes(shape) if shape.reads_pages else attention_bytes(shape, length, seqs)
     if shape.gathers_chunks:
         attention = max(attention, chunk_bytes(shape, length, min(tokens, length)))
+    attention = max(attention, latent_bytes(shape, facts.kind, length=length, tokens=tokens, num_seqs=seqs))
     if shape.columns is None:
         working = (("activations", activation_bytes(shape, tokens)), ("attention workspace", attention))
     else:
@@ -217,6 +272,7 @@ def _fixed_lines(
         ("logits", logits * shape.vocab_size * 4),
         ("sampling", sampled * shape.vocab_size * 4 * SAMPLING_COPIES),
         ("block tables and sampler state", tables + history),
+        *state_memory.lines(shape.state_specs, seqs, tokens),
         *(_gpu_lines(shape, config) if facts.kind == "cuda" else ()),
         ("runtime", RUNTIME_BYTES[facts.kind]),
     )
@@ -255,7 +311,10 @@ def scratch_bytes(shape: ModelShape, tokens: int, num_threads: int) -> int:
 
 def split_bytes(shape: ModelShape) -> int:
     """Most that decode attention in place holds: the float32 parts of each head's result, with maximum and sum."""
-    kv_heads = min((spec.num_kv_heads for spec in shape.cache_specs), default=shape.num_heads)
+    specs = [spec for spec in shape.cache_specs if spec.latent is None]
+    if shape.cache_specs and not specs:
+        return 0
+    kv_heads = min((spec.num_kv_heads for spec in specs), default=shape.num_heads)
     return SPLIT_PARTS * (-(-shape.num_heads // kv_heads) * (shape.head_dim + 2) + 1) * 4
 
 
@@ -275,7 +334,7 @@ def attention_bytes(shape: ModelShape, length: int, num_seqs: int) -> int:
     # torch's kernel takes a 16-bit mask only as a float32 copy.
     mask_bytes = shape.element_bytes + (1 if shape.element_bytes == 4 else 4)
     most = 0
-    for spec in set(shape.cache_specs):
+    for spec in {spec for spec in shape.cache_specs if spec.latent is None}:
         visible = length if spec.window is None else min(length, spec.window + QUERY_TILE)
         keys = max(visible, min(GATHERED_KEYS, num_seqs * visible))
         row = 2 * spec.num_kv_heads * spec.head_dim
@@ -284,6 +343,22 @@ def attention_bytes(shape: ModelShape, length: int, num_seqs: int) -> int:
         total = keys * row * (spec.bytes_per_element + converted) + QUERY_TILE * visible * mask_bytes
         if shape.keeps_scores:
             total += shape.num_heads * QUERY_TILE * visible * 8 + keys * row * 4
+        most = max(most, total)
+    return most
+
+
+def latent_bytes(shape: ModelShape, kind: str, *, length: int, tokens: int, num_seqs: int) -> int:
+    """The same of layers with latent rows."""
+    most = 0
+    for spec in {spec for spec in shape.cache_specs if spec.latent is not None}:
+        assert spec.latent is not None
+        sizes = (spec.latent, shape.num_heads, shape.element_bytes)
+        if kind == "cuda":
+            total = latent_memory.gpu_bytes(*sizes, length=length, tokens=tokens, num_seqs=num_seqs)
+        else:
+            keys = max(length, min(GATHERED_KEYS, num_seqs * length))
+            cached = spec.bytes_per_element
+            total = latent_memory.cpu_bytes(*sizes, keys=keys, tokens=tokens, num_seqs=num_seqs, cache_bytes=cached)
         most = max(most, total)
     return most
 
@@ -305,11 +380,11 @@ def _asked(text: str, facts: DeviceFacts) -> tuple[int, str]:
     """The budget that `--memory` names."""
     available = facts.available_bytes
     if text.startswith("leave="):
-        left = _size(text.removeprefix("leave="))
+        left = _size(text.removeprefix("leave="), "--memory")
         return max(available - left, 0), f"--memory {text} of the {_show(available)} available"
     if re.fullmatch(r"0?\.\d+|1(\.0*)?", text):
         return _share(float(text), facts, "--memory")
-    size = _size(text)
+    size = _size(text, "--memory")
     if size > available:
         raise MemoryPlanError(
             f"--memory {text}: only {_show(available)} are available; use --memory {available // MIB}MiB"
@@ -317,14 +392,15 @@ def _asked(text: str, facts: DeviceFacts) -> tuple[int, str]:
     return size, f"--memory {text}"
 
 
-def _size(text: str) -> int:
+def _size(text: str, flag: str) -> int:
     """Bytes of "8GiB", "500MB" or "1073741824"; raises `ConfigError`."""
     try:
         size = parse_integer(text)
     except ValueError:
         size = -1
     if size < 0:
-        raise ConfigError(f"--memory: {text!r} is neither a fraction such as 0.9 nor a size such as 8GiB or 500MB")
+        other = "a fraction such as 0.9" if flag == "--memory" else "auto"
+        raise ConfigError(f"{flag}: {text!r} is neither {other} nor a size such as 8GiB or 500MB")
     return size
 
 
@@ -338,6 +414,12 @@ def _share(share: float, facts: DeviceFacts, name: str) -> tuple[int, str]:
 def _num_blocks(facts: DeviceFacts, config: EngineConfig, length: int, room: int, block_bytes: int) -> tuple[int, str]:
     """(cache blocks, where the figure comes from)."""
     cache = config.cache
+    if not block_bytes:
+        needed = _blocks_for(length, config)
+        num_blocks = cache.num_gpu_blocks_override or max(
+            needed, min(num_seqs(config) * needed, state_memory.STATELESS_BLOCKS)
+        )
+        return num_blocks, "no keys and values"
     if cache.num_gpu_blocks_override is not None:
         return cache.num_gpu_blocks_override, f"--num-gpu-blocks-override {cache.num_gpu_blocks_override}"
     if cache.kv_cache_memory_bytes is not None:

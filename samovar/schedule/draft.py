@@ -8,6 +8,7 @@ from samovar.core.outputs import TokenLogprobs
 from samovar.core.step import DecodeSequences, ScheduledSequence, SlotStart
 from samovar.schedule.admission import StepBudget
 from samovar.schedule.live import LiveSequence
+from samovar.schedule.snapshots import PlannedSave
 
 # Most rows bring no blocks: one shared empty list spares an allocation each. Nobody changes it.
 NO_IDS: list[int] = []
@@ -24,6 +25,10 @@ class Draft:
     stays: list[int] = field(default_factory=list)
     """Each sequence's `stay` when the row was made."""
     started: list[SlotStart] = field(default_factory=list)
+    state_copies: list[tuple[int, int]] = field(default_factory=list)
+    """Rows of recurrent states, as (source, target), to copy before the step."""
+    saves: list[PlannedSave] = field(default_factory=list)
+    """Those to copy after it."""
     num_rounds: int = 1
     """Tokens in a row that each row computes; more than 1 only if nothing but decoding sequences is in the step."""
 

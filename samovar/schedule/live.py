@@ -11,6 +11,7 @@ from samovar.core.outputs import SequenceTiming, TokenLogprobs
 from samovar.core.request import Request
 from samovar.core.sequence import Sequence
 from samovar.core.step import SlotStart
+from samovar.schedule.snapshots import Snapshot
 
 Rank = tuple[float, ...]
 """Place in the order of the policy; unique, lower goes first."""
@@ -86,6 +87,15 @@ class LiveSequence(Sequence):
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Entries so far for prompt positions 1, 2, ...; None if not wanted, or handed out already."""
     timing: SequenceTiming = field(default_factory=SequenceTiming)
+    restored: Snapshot | None = None
+    """What it will begin from, between admission and the first scheduled tokens. This and the rest is for models with
+    recurrent states."""
+    rolling: Snapshot | None = None
+    """The latest state that was kept while it decodes."""
+    saved: int = 0
+    """Tokens up to the last snapshot that it began from or that was planned."""
+    branch: int = 0
+    """Tokens that were cached when it began, with a state or without."""
 
     @property
     def num_prompt_logprobs_missing(self) -> int:

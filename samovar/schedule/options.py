@@ -10,6 +10,24 @@ from samovar.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotRules:
+    """Which snapshots of recurrent states are worth a row, and a step: in tokens."""
+
+    margin: int = 32
+    """A prompt's last snapshot leaves at least so many tokens: templates end prompts with words that the next turn has
+    not, and computing a few more tokens takes a step as long as computing one."""
+    least_gain: int = 256
+    """A chunk ends for a snapshot if that spares so many tokens more than the one before: about as many as a step
+    computes in the time that it takes to read the weights."""
+    interval: int = 8192
+    """A chunk that comes so far beyond the last snapshot ends on a border for another."""
+    decode_interval: int = 64
+    """A sequence that decodes keeps its latest state at multiples of this, which is what its next turn begins from."""
+    decode_share: float = 0.5
+    """Part of the rows that running sequences may use for those: the first in the order get them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOptions:
     """Nothing in here is "auto". Names are those of `config.groups`; `step_time_target` is in seconds, 0 for none."""
 
@@ -26,6 +44,9 @@ class SchedulerOptions:
     rounds_seconds: float = 0.0
     """How long a step may last in which running sequences compute several tokens in a row because nobody else waits. 0:
     one token a step, for workers that run no rounds."""
+    num_snapshots: int | None = None
+    """Rows for snapshots of recurrent states; None: the model has no such states."""
+    snapshot_rules: SnapshotRules = SnapshotRules()
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> SchedulerOptions:

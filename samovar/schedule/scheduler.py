@@ -129,7 +129,14 @@ class Scheduler(Standing):
             return None
         masks = self._constraints.masks(draft)
         step = ScheduledStep(
-            self._num_steps, draft.started, self._freed_slots, draft.rows, masks=masks, num_rounds=draft.num_rounds
+            self._num_steps,
+            draft.started,
+            self._freed_slots,
+            draft.rows,
+            state_copies=draft.state_copies,
+            state_saves=[(save.slot, save.row) for save in draft.saves],
+            masks=masks,
+            num_rounds=draft.num_rounds,
         )
         self._freed_slots = []
         self._num_steps += 1
@@ -140,6 +147,8 @@ class Scheduler(Standing):
         """Book the result of the oldest launched step; returns the news of every sequence that has any."""
         draft = self._take_launched(step, result.step_id)
         rows, num_rounds = draft.rows, draft.num_rounds
+        if self._snapshots is not None:
+            self._snapshots.settle(draft.saves, result.failed)
         if not isinstance(rows, DecodeSequences):
             outputs = self._book(draft, result, now)
         elif num_rounds > 1:
@@ -235,6 +244,8 @@ class Scheduler(Standing):
     def fail_step(self, step: ScheduledStep, message: str) -> list[SequenceOutput]:
         """Book a launched step that failed as a whole: the sequences in it end with ERROR, all others go on."""
         draft = self._take_launched(step, step.step_id)
+        if self._snapshots is not None:
+            self._snapshots.settle(draft.saves, {save.slot for save in draft.saves})
         outputs = []
         for sequence, row in zip(draft.sequences, draft.rows, strict=True):
             if row.samples:
@@ -281,6 +292,8 @@ class Scheduler(Standing):
         draft.budget.num_decoding = len(sequences) + num_waiting
         if sequences:
             draft.add_decodes(sequences, token_ids, blocks, silent)
+        if self._snapshots is not None:
+            self._snapshots.roll(sequences, draft.saves)
         return unfinished
 
     def _schedule_prefills(self, draft: Draft, unfinished: list[LiveSequence], now: float) -> None:
@@ -304,7 +317,12 @@ class Scheduler(Standing):
             count = draft.budget.chunk(start, wanted)
             if not count:
                 break
-            draft.add_chunk(chosen, count, now)
+            if self._snapshots is None:
+                draft.add_chunk(chosen, count, now)
+                continue
+            self._snapshots.restore(chosen, draft.state_copies)
+            draft.add_chunk(chosen, self._snapshots.cut(chosen, count), now)
+            self._snapshots.save(chosen, draft.saves)
 
     def _budget(self) -> StepBudget:
         return StepBudget(self.options, self._max_step_tokens, self._times, has_company=self._counters.num_live > 1)
@@ -330,6 +348,8 @@ class Scheduler(Standing):
         sequence.slot = self._free_slots.pop()
         sequence.status = SequenceStatus.RUNNING
         insort(self._running, sequence, key=by_rank)
+        if self._snapshots is not None:
+            self._snapshots.begin(sequence)
         parent = sequence.parent
         if parent.num_cached_tokens is None:
             self._counters.start(parent, sequence.num_computed_tokens)
@@ -341,11 +361,13 @@ class Scheduler(Standing):
         return need_of(sequence, len(cached) * self._block_size, self._group, self._pool.num_free_among(cached), budget)
 
     def _match(self, sequence: LiveSequence) -> list[int]:
-        """Blocks of the longest cached beginning. Positions whose logprobs are wanted must be computed."""
+        """Blocks of the longest cached beginning, which must have a state behind it where the model has states. Positions
+        whose logprobs are wanted must be computed."""
         parent = sequence.parent
         if parent.root is None or not parent.reads_cache or sequence.num_prompt_logprobs_missing:
             return []
-        return self._cache.match(sequence.block_hashes, parent.root, sequence.token_ids)
+        blocks = self._cache.match(sequence.block_hashes, parent.root, sequence.token_ids)
+        return blocks if self._snapshots is None else blocks[: self._snapshots.known_blocks(sequence, len(blocks))]
 
     def _make_way(self) -> None:
         """Start waiting sequences that are more urgent than the least urgent running ones, preempting those.

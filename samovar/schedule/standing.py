@@ -16,6 +16,7 @@ from samovar.schedule.live import LiveRequest, LiveSequence
 from samovar.schedule.options import SchedulerOptions
 from samovar.schedule.policy import WaitingQueue
 from samovar.schedule.prefix_cache import PrefixCache
+from samovar.schedule.snapshots import Snapshots
 
 by_rank = attrgetter("rank")
 
@@ -31,6 +32,8 @@ class Standing:
         self._block_size = options.block_size
         self._pool = BlockPool(num_blocks)
         self._cache = PrefixCache(self._pool, options.block_size)
+        rows = options.num_snapshots
+        self._snapshots = None if rows is None else Snapshots(options, rows, self._cache)
         # Without chunks a prompt must fit into one step.
         whole = 0 if options.enable_chunked_prefill else options.max_model_len
         self._max_step_tokens = max(options.max_num_batched_tokens, whole)
@@ -57,6 +60,8 @@ class Standing:
         while reset_running and self._running:
             self._preempt(self._running[-1])
         self._cache.reset()
+        if self._snapshots is not None:
+            self._snapshots.rows.drop_all()
         self._generation += 1
         return True
 
@@ -130,6 +135,8 @@ class Standing:
         self._free_slots.append(slot)
         if sequence.is_started:
             self._freed_slots.append(slot)
+        if self._snapshots is not None:
+            self._snapshots.leave(sequence)
         sequence.is_started = False
         sequence.stay += 1
         sequence.num_computed_tokens = 0

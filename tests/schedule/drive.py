@@ -11,7 +11,7 @@ from samovar.core.request import Request
 from samovar.core.sampling_params import SamplingParams
 from samovar.core.sequence import FinishReason, SequenceStatus
 from samovar.core.step import PlainTokens, ScheduledStep, StepResult
-from samovar.schedule.options import SchedulerOptions
+from samovar.schedule.options import SchedulerOptions, SnapshotRules
 from samovar.schedule.prefix_cache import PrefixKey
 from samovar.schedule.scheduler import Scheduler
 from tests.schedule.fake_worker import VOCAB, FakeWorker, reference
@@ -89,7 +89,9 @@ class House:
         self.checks = checks
         self.gives_columns = False
         self.scheduler = Scheduler(opts, num_blocks)
-        self.worker = FakeWorker(num_blocks, opts.block_size, opts.max_num_seqs, checks_all=checks)
+        self.worker = FakeWorker(
+            num_blocks, opts.block_size, opts.max_num_seqs, checks_all=checks, num_snapshots=opts.num_snapshots
+        )
         self.launched: deque[ScheduledStep] = deque()
         self.heard: dict[tuple[str, int], Heard] = {}
         self.requests: dict[str, Request] = {}
@@ -141,6 +143,9 @@ class House:
             row.is_torn = True
             for p in range(sequence.start, sequence.start + sequence.num_new_tokens + step.num_rounds - 1):
                 self.worker.cache[self.worker._place(row, p)] = -1
+            self.worker.states[sequence.slot] = -1
+        for _, target in step.state_saves:
+            self.worker.states[target] = -1
         self.hear(self.scheduler.fail_step(step, "the whole step failed"))
         self.check()
 
@@ -205,6 +210,20 @@ class House:
             assert not s.block_table and s.slot is None and s.num_computed_tokens == 0
         stats = scheduler._counters
         assert stats.num_live == len(live)
+        self.check_snapshots()
+
+    def check_snapshots(self) -> None:
+        """Every row is free, written to by a launched step, known, or only wanted still: one of these."""
+        snapshots = self.scheduler._snapshots
+        if snapshots is None:
+            return
+        wanted = Counter(s.restored for s in self.scheduler._running if s.restored is not None)
+        known = list(snapshots.rows._index.values())
+        assert all(s.num_pins == wanted[s] for s in {*known, *wanted})
+        planned = [save.row for draft in self.scheduler._launched.values() for save in draft.saves]
+        rows = [*snapshots.rows._free, *planned, *(s.row for s in {*known, *wanted})]
+        first, count = self.options.max_num_seqs + 1, self.options.num_snapshots or 0
+        assert sorted(rows) == list(range(first, first + count))
 
     def check_published(self) -> None:
         """Recompute the content of every published block that any request of this house could have published."""
@@ -228,6 +247,26 @@ class House:
                     assert content == answer.entries[i * size : (i + 1) * size], "a torn block was published"
                     num_checked += 1
         self.num_published_checked = num_checked
+
+    def check_states(self) -> None:
+        """Every snapshot that is known is what its prefix gives."""
+        if self.scheduler._snapshots is None:
+            return
+        found = dict(self.scheduler._snapshots.rows._index)
+        for (request_id, index), _ in self.heard.items():
+            request = self.requests[request_id]
+            digest = PrefixKey(
+                identity=self.scheduler._identity,
+                block_size=(size := self.options.block_size),
+                cache_salt=request.cache_salt,
+                generation=self.scheduler._generation,
+            ).digest()
+            answer = reference(request, index, self.max_total)
+            tokens = request.prompt_token_ids + answer.token_ids
+            for end in range(size, len(tokens) + 1, size):
+                digest = self.scheduler._cache.block_digest(digest, tokens[end - size : end])
+                if (snapshot := found.get(digest)) is not None:
+                    assert self.worker.states[snapshot.row] == answer.entries[end - 1]
 
     def check_idle(self) -> None:
         """Nothing is held by anybody."""
@@ -300,6 +339,14 @@ def random_request(rng: random.Random, opts: SchedulerOptions, num_blocks: int) 
 
 def random_options(rng: random.Random) -> SchedulerOptions:
     """Any sensible or silly combination."""
+    num_snapshots = rng.choice([None, None, 0, 1, 3, 20])
+    rules = SnapshotRules(
+        margin=rng.choice([0, 1, 5]),
+        least_gain=rng.choice([1, 4, 16]),
+        interval=rng.choice([4, 10, 1000]),
+        decode_interval=rng.choice([1, 4, 8]),
+        decode_share=rng.choice([0.5, 1.0]),
+    )
     return options(
         block_size=rng.choice([1, 2, 4, 8]),
         max_model_len=rng.choice([40, 96]),
@@ -311,5 +358,7 @@ def random_options(rng: random.Random) -> SchedulerOptions:
         scheduling_policy=rng.choice(["fcfs", "priority"]),
         async_scheduling=rng.random() < 0.8,
         enable_prefix_caching=rng.random() < 0.75,
-        rounds_seconds=rng.choice([0.0, 0.003, 0.01]),
+        rounds_seconds=rng.choice([0.0, 0.003, 0.01]) if num_snapshots is None else 0.0,
+        num_snapshots=num_snapshots,
+        snapshot_rules=rules,
     )

@@ -3,6 +3,8 @@
 Entry p of a sequence is hash(entry p - 1, token p). The entry before a row is read through the block table, as a model
 would, and compared with what the sequence's own tokens give. The next token is a function of the last entry and the
 sampling key, so that a plain loop over the tokens (`reference`) must give the same answer.
+
+With snapshots it is a hybrid model, too: the entry before is also what the slot's recurrent state must be.
 """
 
 from __future__ import annotations
@@ -87,7 +89,18 @@ class _Row:
 class FakeWorker:
     """Runs steps in order and checks everything a step promises."""
 
-    def __init__(self, num_blocks: int, block_size: int, num_slots: int, *, checks_all: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_slots: int,
+        *,
+        checks_all: bool = True,
+        num_snapshots: int | None = None,
+    ) -> None:
+        self.num_snapshots = num_snapshots
+        self.states: dict[int, int] = {}
+        """Row of the recurrent state -> the entry of the last token it has seen; 0 before any."""
         self.block_size = block_size
         self.num_slots = num_slots
         self.cache = [0] * (num_blocks * block_size)
@@ -105,6 +118,8 @@ class FakeWorker:
             assert start.slot not in self.rows, f"slot {start.slot} is taken"
             assert 0 <= start.slot < self.num_slots
             self.rows[start.slot] = _Row(start, list(start.token_ids), len(start.token_ids))
+            self.states[start.slot] = 0
+        self._copy_states(step)
         slots = [s.slot for s in step.sequences]
         assert len(set(slots)) == len(slots), "a slot twice in one step"
         result = StepResult(step.step_id, seconds=0.001 + 0.0001 * step.num_tokens)
@@ -116,7 +131,25 @@ class FakeWorker:
                 for sequence in step.sequences.later(count):
                     self._run(sequence, self.rows[sequence.slot], result)
             result.sampled = _joined(result.sampled)
+        for source, target in step.state_saves:
+            assert source in slots and self._is_snapshot(target), "a snapshot of nobody, or nowhere"
+            self.states[target] = self.states[source]
         return result
+
+    def _copy_states(self, step: ScheduledStep) -> None:
+        if self.num_snapshots is None:
+            assert not step.state_copies and not step.state_saves
+        else:
+            assert step.num_rounds == 1, "no snapshot could be taken within rounds"
+        started = {start.slot for start in step.started}
+        for source, target in step.state_copies:
+            assert target in started and self._is_snapshot(source)
+            self.states[target] = self.states[source]
+
+    def _is_snapshot(self, row: int) -> bool:
+        """Behind the rows of slots there is a spare one."""
+        assert self.num_snapshots is not None
+        return self.num_slots < row <= self.num_slots + self.num_snapshots
 
     def _run(self, sequence: ScheduledSequence, row: _Row, result: StepResult) -> None:
         row.table += sequence.new_blocks
@@ -133,11 +166,16 @@ class FakeWorker:
             row.is_torn = True
             for p in range(sequence.start, end):
                 self.cache[self._place(row, p)] = TORN
+            self.states[sequence.slot] = TORN
             result.failed[sequence.slot] = "this row failed"
             if sequence.samples:
                 row.tokens.append(0)  # So that a step already launched finds a token to feed.
             return
         self._check_reads(sequence, row)
+        before = row.entries[sequence.start - 1] if sequence.start else 0
+        if self.num_snapshots is not None:
+            assert self.states[sequence.slot] == before, f"the state before {sequence.start} is of another prefix"
+        self.states[sequence.slot] = row.entries[end - 1]
         for p in range(sequence.start, end):
             before = self.cache[self._place(row, p - 1)] if p else 0
             self.cache[self._place(row, p)] = entry(before, row.tokens[p])

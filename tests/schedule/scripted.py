@@ -203,7 +203,7 @@ class ConstrainedHouse(House):
         super().__init__(opts, num_blocks, depth=depth)
         self.enforcer = ScriptedEnforcer()
         self.scheduler = Scheduler(opts, num_blocks, enforcer=self.enforcer)
-        self.worker = MaskingWorker(num_blocks, opts.block_size, opts.max_num_seqs)
+        self.worker = MaskingWorker(num_blocks, opts.block_size, opts.max_num_seqs, num_snapshots=opts.num_snapshots)
 
     def launch(self) -> ScheduledStep | None:
         self.hear(self.scheduler.let_in())

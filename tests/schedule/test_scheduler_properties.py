@@ -74,12 +74,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     def published_blocks_are_whole(self) -> None:
         if hasattr(self, "house"):
             self.house.check_published()
+            if not self.house.launched:
+                self.house.check_states()
 
     def teardown(self) -> None:
         if hasattr(self, "house"):
             self.house.run()
             self.house.check_answers()
             self.house.check_published()
+            self.house.check_states()
             self.house.check_idle()
 
 
@@ -103,6 +106,7 @@ def test_every_answer_is_that_of_a_run_alone(seed: int, depth: int) -> None:
     house.run()
     house.check_answers()
     house.check_published()
+    house.check_states()
     house.check_idle()
 
 

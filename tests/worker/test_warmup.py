@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import subprocess
 import sys
@@ -37,6 +38,23 @@ def test_no_step_launches_what_was_not_noted(tmp_path: Path) -> None:
     noted, launched, *loaded = in_process(
         "tests.worker.noted_steps", folder, "sm_90", "1", cache=tmp_path / "cache"
     ).split()
+    assert int(noted) >= int(launched) > 10
+    assert loaded == []
+
+
+@pytest.mark.slow
+def test_latent_attention_launches_what_was_noted(tmp_path: Path) -> None:
+    """Absorbed and made, whole and in parts: keys of 128 heads are made in passes from 4096 on."""
+    (tmp_path / "model").mkdir()
+    fields = {
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 1000, "hidden_size": 256,
+        "intermediate_size": 256, "moe_intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 128,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
+        "q_lora_rank": 128, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    (tmp_path / "model/config.json").write_text(json.dumps(fields))
+    words = (str(tmp_path / "model"), "sm_90", "1")
+    noted, launched, *loaded = in_process("tests.worker.noted_steps", *words, cache=tmp_path / "cache").split()
     assert int(noted) >= int(launched) > 10
     assert loaded == []
 
@@ -91,6 +109,8 @@ def test_shortcuts_have_torchs_shapes() -> None:
             torch.arange(7, device=device),
             torch.arange(7, dtype=torch.int32, device=device),
             torch.cat([x, x]),
+            torch.cat((x, x[:, :3]), dim=-1),
+            torch.cat([x, x], 1),
             x[ids],
             x[1:3, 2],
             x.new_empty((2, 3)),
