@@ -12,13 +12,14 @@ from typing import Protocol
 
 import torch
 
-from samovar.core.cache_spec import CacheSpec
+from samovar.core.cache_spec import CacheSpec, LatentDims
 from samovar.core.device_facts import DeviceFacts
 
 LayerCache = tuple[torch.Tensor, ...]
 """What one layer has cached: (keys, values), each [num_blocks, block_size, kv_heads, head_dim], or bytes of codes in its
 last dimension; (keys, values, key scales, value scales) where there are scales, of heads or of rows. See
-`kernels.write_kv.rows`."""
+`kernels.write_kv.rows`. Of a latent layer (rows [num_blocks, block_size, 1, rank + rope], expansion [heads, nope + value,
+rank]): see `core.cache_spec.LatentDims`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +74,21 @@ class AttentionPlan(Protocol):
 class AttentionCall:
     """What distinguishes one layer's attention from another's: constants fixed when the layer is declared.
 
-    `window` counts the keys a query sees, its own included; `softcap` bounds scores as cap * tanh(score / cap).
+    `window` counts the keys a query sees, its own included; `softcap` bounds scores as cap * tanh(score / cap). With
+    `chunk` a query sees the keys from the last multiple of that on, up to its own; never beside a window. With `latent`
+    the cache is that of a latent layer, and there is nothing else but the scale.
     """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
+    chunk: int | None = None
+    latent: LatentDims | None = None
+
+    @property
+    def reach(self) -> int | None:
+        """Most keys that a query sees; None for all."""
+        return self.window or self.chunk
 
 
 class AttentionBackend(Protocol):
@@ -112,6 +122,7 @@ class AttentionBackend(Protocol):
         """Attend with q [tokens, heads, head_dim] over the cached keys and values, to which this step's have been
         written already.
 
-        `sinks` [heads], float32, are scores of a key that has no value. Returns [tokens, heads, head_dim] in q's dtype.
+        `sinks` [heads], float32, are scores of a key that has no value. Returns [tokens, heads, head_dim] in q's dtype; for
+        a latent layer q is [tokens, heads, nope + rope], and the result [tokens, heads, value].
         """
         ...

@@ -79,6 +79,8 @@ def choose(specs: Sequence[AttentionSpec], facts: DeviceFacts, config: DeviceCon
 
 
 def _words(spec: AttentionSpec) -> str:
+    if spec.cache.latent is not None:
+        return f"latent, {spec.num_heads} heads over rows of {spec.cache.latent.rank} + {spec.cache.latent.rope}"
     kind = "full" if spec.cache.window is None else f"window {spec.cache.window}"
     extras = (", softcap" if spec.softcap is not None else "") + (", sinks" if spec.has_sinks else "")
     return f"{kind}, {spec.num_heads}/{spec.cache.num_kv_heads} heads of {spec.cache.head_dim}{extras}"

@@ -66,8 +66,10 @@ class CudnnAttention(TritonAttention):
             return "torch is built without cuDNN"
         if not facts.architecture.startswith("sm_") or int(facts.architecture[3:]) < 90:
             return "for sm_90 and later"
-        if spec.softcap is not None or spec.has_sinks or spec.cache.window is not None:
-            return "no windows, soft caps or sinks"
+        if spec.cache.latent is not None:
+            return "no latent caches"
+        if spec.softcap is not None or spec.has_sinks or spec.cache.window is not None or spec.cache.chunk is not None:
+            return "no windows, chunks, soft caps or sinks"
         if spec.cache.bytes_per_element > 2 or spec.cache.head_dim > 128:
             return "caches of 16 bits and less with head dims up to 128 only"
         return "not deterministic" if self.is_deterministic else None

@@ -62,8 +62,12 @@ class NativeAttention:
             return "made for CPUs"
         if not facts.has_kernels:
             return "the CPU kernels are not built"
+        if spec.cache.latent is not None:
+            return "no latent caches"
         if spec.cache.head_dim % 8 or spec.cache.head_dim > MAX_HEAD_DIM:
             return f"head dim {spec.cache.head_dim} is not a multiple of 8 up to {MAX_HEAD_DIM}"
+        if spec.cache.chunk is not None:
+            return "no chunks"
         if spec.cache.scale_bytes:
             return "an int8 cache is for whole steps"
         if spec.cache.packed or spec.cache.is_e5m2 or spec.has_head_scales:

@@ -7,6 +7,7 @@ from typing import cast
 import torch
 
 from samovar.attention.base import AttentionCall, AttentionPlan, AttentionSpec, LayerCache, Spans
+from samovar.attention.latent import expanded
 from samovar.core.device_facts import DeviceFacts
 from samovar.kernels.write_kv.rows import rows_at
 
@@ -38,10 +39,15 @@ class ReferenceAttention:
     ) -> torch.Tensor:
         """See `AttentionBackend.run`."""
         spans = cast(Spans, plan)
-        out, start, size = torch.empty_like(q), 0, cache[0].shape[1]
+        width = q.shape[2] if call.latent is None else call.latent.value
+        out, start, size = q.new_empty((*q.shape[:2], width)), 0, cache[0].shape[1]
         for new, total, table in zip(spans.new_tokens, spans.total_tokens, spans.block_tables, strict=True):
             at = torch.arange(total, device=q.device)
-            k, v = (rows_at(cache, which, table[at // size].long(), at % size, q.shape[2]) for which in range(2))
+            slots = table[at // size].long(), at % size
+            if call.latent is None:
+                k, v = (rows_at(cache, which, *slots, q.shape[2]) for which in range(2))
+            else:
+                k, v = expanded(cache[0][slots][:, 0].float(), cache[1].float(), call.latent)
             out[start : start + new] = attend(q[start : start + new], k, v, call, sinks)
             start += new
         return out
@@ -50,7 +56,8 @@ class ReferenceAttention:
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, sinks: torch.Tensor | None
 ) -> torch.Tensor:
-    """The last rows of one sequence: q [new, heads, dim] against all its k, v [total, kv_heads, dim] -> like q."""
+    """The last rows of one sequence: q [new, heads, dim] against all its k, v [total, kv_heads, dim] -> like q, as wide as
+    values are."""
     new, total, group = len(q), len(k), q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scores = torch.einsum("qhd,khd->hqk", q.float(), k) * call.scale
@@ -61,6 +68,8 @@ def attend(
     hidden = k_pos > q_pos
     if call.window is not None:
         hidden = hidden | (k_pos <= q_pos - call.window)
+    if call.chunk is not None:
+        hidden = hidden | (k_pos < q_pos // call.chunk * call.chunk)
     scores = scores.masked_fill(hidden, -torch.inf)
     if sinks is not None:
         scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, new, 1)), dim=-1)

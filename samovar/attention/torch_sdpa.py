@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from samovar.attention.base import AttentionCall, AttentionPlan, AttentionSpec, LayerCache, Spans
+from samovar.attention.latent import attend_chunk, attend_each, expands
 from samovar.core.device_facts import DeviceFacts
 from samovar.hardware.memory import GATHERED_KEYS, QUERY_TILE
 from samovar.kernels.write_kv.rows import rows_at
@@ -63,23 +64,28 @@ class View:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SdpaPlan:
-    """One step; views by window are made when the first layer with that window runs."""
+    """One step; views by window, or chunk, are made when the first layer with that runs."""
 
     spans: Spans
     row_starts: list[int]
-    views: dict[tuple[int | None, int], View] = field(default_factory=dict)
+    views: dict[tuple[int | None, int | None, int], View] = field(default_factory=dict)
 
-    def view(self, window: int | None, block_size: int) -> View:
-        """The step seen through `window`."""
-        key = (window, block_size)
+    def view(self, call: AttentionCall, block_size: int) -> View:
+        """The step seen through the window or the chunk of `call`."""
+        window, chunk = call.window, call.chunk
+        key = (window, chunk, block_size)
         if key not in self.views:
-            self.views[key] = View(self._decodes(window, block_size), self._prefills(window, block_size))
+            decodes = self._decodes(window, chunk, block_size)
+            prefills = self._prefills(window, block_size) if chunk is None else self._pieces(chunk, block_size)
+            self.views[key] = View(decodes, prefills)
         return self.views[key]
 
-    def _decodes(self, window: int | None, block_size: int) -> list[DecodeGroup]:
+    def _decodes(self, window: int | None, chunk: int | None, block_size: int) -> list[DecodeGroup]:
         spans = self.spans
         decoding = [i for i, new in enumerate(spans.new_tokens) if new == 1]
         lengths = {i: min(spans.total_tokens[i], window or spans.total_tokens[i]) for i in decoding}
+        if chunk is not None:
+            lengths = {i: (spans.total_tokens[i] - 1) % chunk + 1 for i in decoding}
         return [self._group(members, lengths, block_size) for members in batches_of_similar_length(lengths)]
 
     def _group(self, members: list[int], lengths: dict[int, int], block_size: int) -> DecodeGroup:
@@ -105,6 +111,20 @@ class SdpaPlan:
                 slots = self.spans.block_tables[i][at // block_size] * block_size + at % block_size
                 start = self.row_starts[i]
                 found.append(PrefillSpan(start, start + new, slots, total - new - first))
+        return found
+
+    def _pieces(self, chunk: int, block_size: int) -> list[PrefillSpan]:
+        """Sequences cut where chunks begin: within a chunk attention is causal and nothing else."""
+        found = []
+        for i, (new, total) in enumerate(zip(self.spans.new_tokens, self.spans.total_tokens, strict=True)):
+            at, row = total - new, self.row_starts[i]
+            while new > 1 and at < total:
+                first = at // chunk * chunk
+                end = min(first + chunk, total)
+                keys = torch.arange(first, end, device=self.spans.block_tables.device)
+                slots = self.spans.block_tables[i][keys // block_size] * block_size + keys % block_size
+                found.append(PrefillSpan(row, row + end - at, slots, at - first))
+                at, row = end, row + end - at
         return found
 
 
@@ -138,10 +158,10 @@ class TorchSdpaAttention:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `AttentionBackend.run`."""
-        view = cast(SdpaPlan, plan).view(call.window, cache[0].shape[1])
+        view = cast(SdpaPlan, plan).view(call, cache[0].shape[1])
         if len(view.groups) == 1 and view.groups[0].rows is None:
             return _decode(q, cache, view.groups[0], call, sinks)
-        out = torch.empty_like(q)
+        out = q.new_empty((*q.shape[:2], q.shape[2] if call.latent is None else call.latent.value))
         for group in view.groups:
             assert group.rows is not None, "a group of all rows is the only one"
             out[group.rows] = _decode(q[group.rows], cache, group, call, sinks)
@@ -182,7 +202,10 @@ def _decode(
     call: AttentionCall,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """q [n, heads, head_dim], one query for each sequence of the group -> the same shape."""
+    """q [n, heads, head_dim], one query for each sequence of the group -> the same shape, or values of a latent layer."""
+    if call.latent is not None:
+        rows = _gather(cache, 0, group.slots, group.size, q)[:, 0]
+        return attend_each(q, rows, cache[1], group.hidden, call)
     k, v = (_gather(cache, which, group.slots, group.size, q) for which in range(2))
     mask = None
     if group.hidden is not None:
@@ -203,6 +226,10 @@ def _prefill(
     out: torch.Tensor,
 ) -> None:
     """q, out [new, heads, head_dim]: the last `new` positions of one sequence."""
+    if call.latent is not None:
+        rows = _gather(cache, 0, span.slots, 1, q)[0, 0]
+        out.copy_(attend_chunk(q, rows, cache[1], call, expand=expands(len(q), len(rows), call.latent)))
+        return
     k, v = (_gather(cache, which, span.slots, 1, q) for which in range(2))
     heads_first, new, total = q.transpose(0, 1)[None], len(q), k.shape[2]
     is_plain = call.softcap is None and sinks is None

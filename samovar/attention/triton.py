@@ -13,8 +13,10 @@ from typing import Any, cast
 import torch
 
 from samovar.attention.base import AttentionCall, AttentionPlan, AttentionSpec, LayerCache, Spans, SpanTensors
+from samovar.attention.latent_on_gpu import attend_latent, decode_splits
 from samovar.core.cache_spec import CacheSpec
 from samovar.core.device_facts import DeviceFacts
+from samovar.hardware.latent_memory import made_at_once
 from samovar.hardware.memory import SPLIT_PARTS
 from samovar.kernels import overlap
 from samovar.kernels.triton_launch import launch
@@ -37,12 +39,19 @@ SCALAR = ("sm_60", "sm_61", "sm_70", "sm_72")
 """Architectures whose tensor cores, if any, Triton does not use."""
 SMALL = ("sm_75", "sm_86", "sm_89", "sm_120", "sm_121")
 """Architectures whose shared memory does not hold the long tiles of large heads."""
+MAX_LATENT = 640
+"""Most numbers of a latent row: larger tiles do not fit into shared memory."""
 FLOAT8 = 89
 """The first architecture whose instructions know floats of 8 bits."""
 PROGRAMS_PER_PROCESSOR = 2
 """Decode programs that one multiprocessor needs at once to read as fast as it can."""
 SCALAR_TILE, SHORT_TILE, LONG_TILE = 16, 64, 128
 """Rows of a tile without tensor cores; for few new tokens; for many."""
+WIDE_HEAD, LARGEST_HEAD = 256, 512
+"""Heads wider than the one, up to the other, have few keys in a tile, and few rows: sums of so many columns fill the
+registers."""
+WIDE_KEYS = 16
+"""Keys in a tile of wide heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +82,7 @@ class TritonPlan:
 
     `is_exact`: one shape of tiles for every step, one path through the kernel; `is_scalar`: no tensor cores to use;
     `is_small`: little shared memory; `processors`: multiprocessors of the GPU.
-    `splits` holds what was decided for each (heads of keys, window).
+    `splits` holds what was decided for each (heads of keys, most keys that a query sees).
     """
 
     spans: Spans
@@ -102,6 +111,7 @@ class TritonAttention:
     def __init__(self) -> None:
         self.is_deterministic = False
         self._kinds: dict[tuple[int, int | None], None] = {}
+        self._latent_heads: dict[int, None] = {}
         self._architecture = "sm_90"
         self._counters: dict[torch.device, torch.Tensor] = {}
 
@@ -111,18 +121,35 @@ class TritonAttention:
             return "for CUDA GPUs"
         if importlib.util.find_spec("triton") is None:
             return "Triton is not installed"
-        if spec.cache.head_dim % 8 or spec.cache.head_dim > 256:
-            return f"head dim {spec.cache.head_dim} is not a multiple of 8 up to 256"
+        if spec.cache.latent is not None:
+            return self._accepts_latent(spec, facts)
+        if spec.cache.head_dim % 8 or spec.cache.head_dim > LARGEST_HEAD:
+            return f"head dim {spec.cache.head_dim} is not a multiple of 8 up to {LARGEST_HEAD}"
         if (reason := codes_refusal(spec.cache, facts)) is not None:
             return reason
-        self._kinds[spec.cache.num_kv_heads, spec.cache.window] = None
+        self._kinds[spec.cache.num_kv_heads, spec.cache.window or spec.cache.chunk] = None
+        self._architecture = facts.architecture
+        return None
+
+    def _accepts_latent(self, spec: AttentionSpec, facts: DeviceFacts) -> str | None:
+        if self.is_deterministic:
+            return "latent attention depends on the batch"
+        if spec.cache.head_dim > MAX_LATENT:
+            return f"latent rows of more than {MAX_LATENT} numbers"
+        self._latent_heads[spec.num_heads] = None
         self._architecture = facts.architecture
         return None
 
     def launch_shape(self, spans: Spans) -> tuple[tuple[int, bool], ...]:
         """For each kind of layer accepted, the number of splits, and whether sequences are long."""
         totals, longest = spans.total_tokens, max(spans.total_tokens, default=0)
-        return tuple((self.splits(totals, *kind), is_long(longest, kind[1])) for kind in self._kinds)
+        is_small, is_scalar = self._architecture in SMALL, self._architecture in SCALAR
+        latent = [
+            decode_splits(totals, heads, self._processors, is_small=is_small, is_exact=is_scalar)
+            for heads in self._latent_heads
+        ]
+        kinds = [(self.splits(totals, *kind), is_long(longest, kind[1])) for kind in self._kinds]
+        return (*kinds, *((splits, False) for splits in latent))
 
     def splits(self, totals: Sequence[int], kv_heads: int, window: int | None) -> int:
         """How many parts each sequence is read in, so that no program reads much more than its share of all keys."""
@@ -177,10 +204,12 @@ class TritonAttention:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `AttentionBackend.run`. Queries that nothing rotated are a slice of a wider product, and are copied."""
+        if call.latent is not None:
+            return attend_latent(q, cache, cast(TritonPlan, plan), call)
         q = q.contiguous()
         step, out = cast(TritonPlan, plan), torch.empty_like(q)
         if step.num_decodes:
-            kind = (cache[0].shape[2], call.window)
+            kind = (cache[0].shape[2], call.reach)
             if kind not in step.splits:
                 step.splits[kind] = self.splits(step.spans.total_tokens[: step.num_decodes], *kind)
             decode(out, q, cache, step, call, sinks, step.splits[kind])
@@ -208,8 +237,11 @@ class TritonAttention:
 
         `dtypes` are those of q and of the cache.
         """
+        if spec.cache.latent is not None:
+            yield from latent_examples(spec, dtypes, block_size, scale)
+            return
         kv_heads, dim, group = spec.cache.num_kv_heads, spec.cache.head_dim, spec.num_heads // spec.cache.num_kv_heads
-        call = AttentionCall(scale, spec.cache.window, spec.softcap)
+        call = AttentionCall(scale, spec.cache.window, spec.softcap, spec.cache.chunk)
         sinks = torch.empty(spec.num_heads, device="meta") if spec.has_sinks else None
         _, cache = layer_cache(spec.cache, (4, block_size), dtypes[1], "meta", is_head_major=True)
         many = PROGRAMS_PER_PROCESSOR * self._processors // kv_heads + 1
@@ -232,6 +264,28 @@ def meta_spans(new: int, total: int, count: int = 1) -> Spans:
     sizes = (count + 1, count, count)
     first_rows, totals, rows = (torch.empty(size, dtype=torch.int32, device="meta") for size in sizes)
     return Spans([new] * count, [total] * count, tables, SpanTensors(first_rows, totals, rows, tables))
+
+
+def latent_examples(
+    spec: AttentionSpec, dtypes: tuple[torch.dtype, torch.dtype], block_size: int, scale: float
+) -> Iterator[tuple[torch.Tensor, LayerCache, Spans, AttentionCall, None]]:
+    """`TritonAttention.warm_examples` of a latent layer: decode, whole and in parts; chunks absorbed, whole and in parts;
+    keys made at once and in passes."""
+    dims, heads = spec.cache.latent, spec.num_heads
+    assert dims is not None
+    rows = torch.empty((4, block_size, 1, dims.row), dtype=dtypes[1], device="meta")
+    expansion = torch.empty((heads, dims.nope + dims.value, dims.rank), dtype=dtypes[0], device="meta")
+    long = 3 * made_at_once(dims, heads, dtypes[0].itemsize)
+    for count, new, total in (
+        (1024, 1, 1),
+        (1, 1, LONG_KEYS),
+        (512, 2, LONG_KEYS),
+        (1, 2, LONG_KEYS),
+        (1, 9, 9),
+        (1, long, long),
+    ):
+        queries = meta_rows(count * new, heads, dims.query, dtypes[0])
+        yield queries, (rows, expansion), meta_spans(new, total, count), AttentionCall(scale, latent=dims), None
 
 
 def span_tensors(spans: Spans) -> SpanTensors:
@@ -260,6 +314,8 @@ def is_long(total: int, window: int | None) -> bool:
 def decode_tiles(dim: int, is_scalar: bool, splits: int, has_long: bool, value_bits: int = 16) -> TileConfig:
     """For a head dim and a launch shape; `is_scalar`: multiplied without tensor cores; `value_bits`: of a stored value.
     Measured on an H200 for 16 bits: small tiles start sooner, long sequences gain from more bytes under way."""
+    if dim > WIDE_HEAD:
+        return TileConfig(WIDE_KEYS, 4, 2)
     if is_scalar:
         return TileConfig(32, 4, 2)
     if dim > 128:
@@ -285,6 +341,9 @@ def decode_overlap(programs: int, splits: int, has_long: bool, processors: int) 
 
 def prefill_tiles(dim: int, group: int, plan: TritonPlan, is_scalar: bool) -> TileConfig:
     """For a head dim, the query heads that share keys, and what the step is like."""
+    if dim > WIDE_HEAD:
+        rows = SCALAR_TILE if is_scalar or plan.is_small else SHORT_TILE
+        return TileConfig(WIDE_KEYS, 8, 1 if is_scalar or plan.is_small else 2, max(rows, padded(group)))
     if is_scalar:
         return TileConfig(32, 4, 1, max(SCALAR_TILE, padded(group)))
     is_short = plan.is_exact or plan.longest * group <= SHORT_TILE or (plan.is_small and dim > 128)
@@ -312,7 +371,7 @@ def layout(q: torch.Tensor, cache: LayerCache, call: AttentionCall) -> dict[str,
         "HEAD_DIM": dim,
         "PAGE": keys.shape[1],
         **layout_of_rows(cache, dim),
-        "WINDOW": call.window or 0,
+        "WINDOW": call.window or -(call.chunk or 0),  # chunks are negative
         "SOFTCAP": float(call.softcap or 0),
         "DIM": padded(dim),
         "COMPUTE": compute,
@@ -373,7 +432,7 @@ def decode(
 
     options, on_device, seqs = layout(q, cache, call), plan.tensors, plan.num_decodes
     kv_heads, group, dim = options["KV_HEADS"], options["GROUP"], options["HEAD_DIM"]
-    has_long = is_long(plan.longest_total, call.window)
+    has_long = is_long(plan.longest_total, call.reach)
     tiles = tiles or decode_tiles(dim, plan.is_scalar or is_wide(q, cache), splits, has_long, options["VALUE_BITS"])
     programs = kv_heads * seqs * splits
     parts = programs * group if splits > 1 else 0

@@ -85,6 +85,8 @@ def decode_attention(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(total - WINDOW, 0)
+    elif WINDOW < 0:  # chunks of -WINDOW keys
+        first = tl.maximum(total - 1, 0) // -WINDOW * -WINDOW
     part = tl.cdiv(tl.cdiv(total - first, splits), BLOCK_N) * BLOCK_N
     start = first + split * part
     stop = tl.minimum(start + part, total)

@@ -122,6 +122,8 @@ def prefill_attention(
     oldest = 0
     if WINDOW > 0:
         oldest = tl.maximum(at_first - WINDOW + 1, 0)
+    elif WINDOW < 0:  # chunks of -WINDOW keys
+        oldest = at_first // -WINDOW * -WINDOW
     start = oldest // BLOCK_N * BLOCK_N
     if EXACT:
         sums, odd_sums, most, weight = _attend(
@@ -132,8 +134,9 @@ def prefill_attention(
     else:
         # Tiles that all rows see whole lie between these two.
         seen_by_last, seen_by_first = start, (at_first + 1) // BLOCK_N * BLOCK_N
-        if WINDOW > 0:
-            seen_by_last = tl.maximum(tl.cdiv(stop - WINDOW, BLOCK_N) * BLOCK_N, start)
+        if WINDOW != 0:
+            newest = stop - WINDOW if WINDOW > 0 else (stop - 1) // -WINDOW * -WINDOW
+            seen_by_last = tl.maximum(tl.cdiv(newest, BLOCK_N) * BLOCK_N, start)
             first_end = tl.minimum(seen_by_last, stop)
             sums, odd_sums, most, weight = _attend(
                 sums, odd_sums, most, weight, query, keys, values, key_scales, value_scales, table, at, start, first_end,
@@ -219,9 +222,11 @@ def _attend(
             is_seen = key[None, :] <= at[:, None]
             if WINDOW > 0:
                 is_seen &= key[None, :] > at[:, None] - WINDOW
+            elif WINDOW < 0:
+                is_seen &= key[None, :] >= at[:, None] // -WINDOW * -WINDOW
             scores = tl.where(is_seen, scores, float("-inf"))
         higher = tl.maximum(most, tl.max(scores, 1))
-        if IS_MASKED and WINDOW > 0:
+        if IS_MASKED and WINDOW != 0:
             higher = tl.where(higher == float("-inf"), -1e30, higher)  # a row whose window has not begun yet
         decay, weights = tl.exp2(most - higher), tl.exp2(scores - higher[:, None])
         most, weight = higher, weight * decay + tl.sum(weights, 1)

@@ -174,6 +174,14 @@ def test_windows_of_every_kind_in_a_chunk(window: int) -> None:
     check(make_step([(150, 150), (40, 190)], heads=(2, 1), window=window), AttentionCall(0.3, window))
 
 
+@pytest.mark.parametrize("dim", [264, 512])
+def test_wide_heads(dim: int) -> None:
+    """As those of Gemma 4's full layers."""
+    step = make_step([(1, 40), (1, 5), (20, 30), (3, 3)], heads=(2, 1), dim=dim)
+    for splits in (1, 2):
+        check(step, AttentionCall(0.06), splits=splits, tolerance=4e-5)
+
+
 def test_random_steps() -> None:
     for seed in range(8):
         rng = random.Random(seed)

@@ -18,9 +18,13 @@ def layer_cache(
     """(what to copy when a block is copied, the tensors of the layer's cache) for `blocks`: how many, and their size.
 
     The memory is not touched. `is_head_major`: a block's tokens of one head lie together, not a token's heads. Scales of
-    rows stand behind the rows of their block and head, or, token by token, each behind its row.
+    rows stand behind the rows of their block and head, or, token by token, each behind its row. A latent layer has one
+    tensor.
     """
     num_blocks, size = blocks
+    if spec.kind == "latent":
+        rows = torch.empty((num_blocks, size, spec.num_kv_heads, spec.head_dim), dtype=dtype, device=device)
+        return [rows], (rows,)
     if not spec.has_row_scales:
         tokens_and_heads = (spec.num_kv_heads, size) if is_head_major else (size, spec.num_kv_heads)
         shape = (num_blocks, *tokens_and_heads, spec.head_dim)
