@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("samovar.cli.generate", "answer a file of prompts into a JSONL file"),
     "run-batch": ("samovar.cli.run_batch", "answer a file of requests in OpenAI's batch form"),
     "plan": ("samovar.cli.plan", "say what memory a model needs, without loading it"),
+    "models": ("samovar.cli.models", "list the architectures that run, and why others do not"),
     "routes": ("samovar.cli.routes", "say which implementation computes each operation, and why"),
     "warmup": ("samovar.cli.warmup", "compile a model's GPU kernels now, to start faster later"),
     "doctor": ("samovar.cli.doctor", "say what this machine offers and what will be used"),
