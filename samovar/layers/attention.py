@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 from torch.nn.functional import linear
@@ -28,7 +30,8 @@ class Attention(Layer):
     """Causal attention of one layer.
 
     `scale` multiplies scores (default head_dim ** -0.5); `window` counts the keys a token sees, its own included;
-    `softcap` bounds scores; `sinks` adds one learned score per head that takes weight but gives no value.
+    `softcap` bounds scores; `sinks` adds one learned score per head that takes weight but gives no value. With `chunk` a
+    token sees the keys from the last multiple of that on.
     """
 
     def __init__(
@@ -41,10 +44,12 @@ class Attention(Layer):
         window: int | None = None,
         softcap: float | None = None,
         has_sinks: bool = False,
+        chunk: int | None = None,
     ) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim, self.has_sinks = heads, kv_heads, head_dim, has_sinks
-        self.call = AttentionCall(head_dim**-0.5 if scale is None else scale, window, softcap)
+        self.declared = AttentionCall(head_dim**-0.5 if scale is None else scale, window, softcap, chunk)
+        self.call = self.declared
         self.sinks: torch.Tensor | None = None
         self.cache_scales: tuple[torch.Tensor, ...] = ()
         self._scale_sources: list[Source] = []
@@ -53,6 +58,7 @@ class Attention(Layer):
         """Cut the heads; allocate the sinks if there are any."""
         self.head_shard, self.kv_shard = head_shard(self.heads, place), head_shard(self.kv_heads, place)
         self.local_heads, self.local_kv_heads = self.heads // self.head_shard[1], self.kv_heads // self.kv_shard[1]
+        self.call = whole_if_short(self.declared, place.max_model_len)
         self.cache_dtype, self.packed = place.cache_dtype or place.dtype, place.packed_cache
         self.turns_keys, self.turns_values = (
             (row.bits < 8 for row in PACKED[self.packed]) if self.packed else (False, False)
@@ -122,12 +128,17 @@ class Attention(Layer):
             scale_bytes=SCALE_BYTES if self.cache_dtype is torch.int8 and not self.packed else 0,
             packed=self.packed,
             is_e5m2=self.cache_dtype is torch.float8_e5m2,
+            chunk=self.call.chunk,
         )
         return AttentionSpec(cache, self.local_heads, self.call.softcap, self.has_sinks, bool(self._scale_sources))
 
     def attach(self, backend: AttentionBackend, cache: LayerCache, group: int) -> None:
         """Take a backend, this layer's cache and the index of the plan to use in every batch."""
         self.backend, self.cache, self.group = backend, (*cache, *self.cache_scales), group
+
+    def cached(self) -> LayerCache:
+        """What the backend reads."""
+        return self.cache
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """q, k, v [tokens, heads, head_dim] of this rank -> [tokens, heads * head_dim]."""
@@ -144,8 +155,15 @@ class Attention(Layer):
     def attend(self, q: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """q [tokens, heads, head_dim] over the cache, the step's keys and values included -> [tokens, heads * head_dim]."""
         q = linear(q, self.turn_back.T) if self.turns_keys else q
-        y = self.backend.run(q, self.cache, batch.plans[self.group], self.call, self.sinks)
+        y = self.backend.run(q, self.cached(), batch.plans[self.group], self.call, self.sinks)
         return (linear(y, self.turn_back) if self.turns_values else y).flatten(1)
+
+
+def whole_if_short(call: AttentionCall, max_model_len: int | None) -> AttentionCall:
+    """The same attention without a chunk that no sequence will outgrow: every backend serves that."""
+    if call.chunk is None or max_model_len is None or max_model_len > call.chunk:
+        return call
+    return replace(call, chunk=None)
 
 
 def attention_layers(model: nn.Module) -> list[Attention]:

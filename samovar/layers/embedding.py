@@ -79,15 +79,18 @@ class Embedding(Table):
 class LMHead(Table):
     """Hidden states -> logits over the whole vocabulary; with `tied_to`, through the embedding's own tensor."""
 
-    def __init__(self, vocab_size: int, dim: int, *, tied_to: Embedding | None = None) -> None:
+    def __init__(self, vocab_size: int, dim: int, *, tied_to: Embedding | None = None, bias: bool = False) -> None:
         super().__init__(vocab_size, dim)
         self.tied = (tied_to,)  # a tuple, so that the embedding does not become a child of the head
+        self.has_bias, self.head_bias = bias, torch.empty(0)
 
     def bind(self, place: Placement) -> None:
         """Allocate this rank's rows, unless they are the embedding's."""
         self.tp = place.tp
         if self.tied[0] is None:
             self.hold(place)
+        if self.has_bias:
+            self.head_bias = place.empty(place.tp.share(self.vocab_size, "the vocabulary size"))
 
     @property
     def table(self) -> Table:
@@ -100,8 +103,12 @@ class LMHead(Table):
         return self.table.weights["weight"]
 
     def sources(self) -> list[Source]:
-        """The weight, unless it is the embedding's."""
-        return super().sources() if self.tied[0] is None else []
+        """The weight, unless it is the embedding's; and the bias, if there is one."""
+        found = super().sources() if self.tied[0] is None else []
+        if self.has_bias:
+            split = (0, (self.tp.rank, self.tp.size)) if self.tp.size > 1 else (None, (0, 1))
+            found.append(Source(self.stored(f"{self.path}.bias"), self.head_bias, *split))
+        return found
 
     def unread(self) -> set[str]:
         """A tied checkpoint may hold the tensor a second time."""
@@ -109,12 +116,12 @@ class LMHead(Table):
 
     def zeros(self) -> set[str]:
         """See `Linear`: a quantized head may have a bias that says nothing."""
-        is_own = self.tied[0] is None and self.quant.may_store_zero_bias
+        is_own = self.tied[0] is None and not self.has_bias and self.quant.may_store_zero_bias
         return {self.stored(f"{self.path}.bias")} if is_own else set()
 
     def resident_bytes(self) -> int:
         """See `Layer`."""
-        return super().resident_bytes() if self.tied[0] is None else 0
+        return (super().resident_bytes() if self.tied[0] is None else 0) + self.head_bias.nbytes
 
     def after_load(self) -> None:
         """Let the format repack what is not the embedding's."""
@@ -124,4 +131,5 @@ class LMHead(Table):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, dim] -> float32 [rows, vocabulary]."""
         table = self.table
-        return self.tp.all_gather(table.quant.logits(x, table.weights))
+        logits = table.quant.logits(x, table.weights)
+        return self.tp.all_gather(logits + self.head_bias if self.has_bias else logits)

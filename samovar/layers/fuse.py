@@ -21,8 +21,9 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node, Tracer
 
 from samovar.kernels.op import Kernels
+from samovar.layers.arranged import ArrangedLinear, GatedQKVLinear
 from samovar.layers.batch import ForwardBatch
-from samovar.layers.fusions import RULES, call, given, replace, residual_add
+from samovar.layers.fusions import ROW_WISE, RULES, call, given, replace, residual_add
 from samovar.layers.last_rows import LastRows, cut_last_rows
 from samovar.layers.layer import Layer
 from samovar.layers.linear import Linear, QKVLinear, RowLinear
@@ -108,6 +109,16 @@ def _take_apart(graph: Graph, node: Node, layer: nn.Module) -> None:
         items = call(graph, node, layer.normed, total), total
         for user in list(node.users):
             replace(graph, user, items[given(user)[1]])
+    elif isinstance(layer, ArrangedLinear) and all(user.target is getitem for user in node.users):
+        y = call(graph, node, layer.project, *node.args, **node.kwargs)
+        parts = [call(graph, node, layer.part, y, index) for index in range(len(layer.widths))]
+        for part in parts:
+            part.meta[ROW_WISE] = True
+        if isinstance(layer, GatedQKVLinear):
+            heads = call(graph, node, layer.heads_of, parts[1])
+            parts = [*(call(graph, node, getitem, heads, index) for index in range(3)), parts[0]]
+        for user in list(node.users):
+            replace(graph, user, parts[given(user)[1]])
     elif isinstance(layer, QKVLinear) and forward is QKVLinear.forward:
         y = call(graph, node, layer.project, *node.args, **node.kwargs)
         replace(graph, node, call(graph, node, layer.heads_of, y))

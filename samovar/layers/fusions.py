@@ -108,7 +108,7 @@ def _join_rope_write_kv(graph: Graph, node: Node, kernels: Kernels) -> bool | No
         heads = [x.args[0] for x in heads]
     split = whole(*heads, v)
     qkv = caller(split, QKVLinear.heads_of)
-    if split is None or qkv is None or attention.packed is not None:
+    if split is None or qkv is None or not qkv.has_values or qkv.sorts_results or attention.packed is not None:
         return False
     joined = _rope_write_kv_call(qkv, norms, rope, attention, kernels.use(rope_write_kv))
     q = call(graph, node, joined, *given(split), batch)

@@ -23,10 +23,13 @@ from samovar.layers.attention import Attention
 from samovar.layers.batch import ForwardBatch
 from samovar.layers.embedding import Embedding
 from samovar.layers.fusions import ROW_WISE, call, caller, given, replace, residual_add
+from samovar.layers.layer import Layer
+from samovar.layers.layer_norm import AddLayerNorm, LayerNorm
 from samovar.layers.linear import Linear, RowLinear
 from samovar.layers.mlp import GatedActivation
 from samovar.layers.moe import Experts, Router, SharedGate
 from samovar.layers.norm import AddRMSNorm, RMSNorm
+from samovar.layers.recurrent import Recurrent
 
 ROW_METHODS = (
     Linear.project,
@@ -66,7 +69,19 @@ class LastRows:
             return values[0].new_empty((0, self.width))
         wanted = [value[rows] for value in values]
         del values  # the memory of all other rows
-        return self.after(*wanted, dataclasses.replace(batch, plans=tuple(plans)))
+        return self.after(*wanted, _batch_of_rows(batch, rows, plans))
+
+
+def _batch_of_rows(batch: ForwardBatch, rows: torch.Tensor, plans: Sequence[AttentionPlan]) -> ForwardBatch:
+    """The batch as it is for `rows` alone."""
+    return dataclasses.replace(
+        batch,
+        token_ids=batch.token_ids[rows],
+        positions=batch.positions[rows],
+        slot_mapping=batch.slot_mapping[rows],
+        plans=tuple(plans),
+        rope_tables={},
+    )
 
 
 def cut_last_rows(graph: Graph) -> LastRows | str:
@@ -83,12 +98,12 @@ def cut_last_rows(graph: Graph) -> LastRows | str:
     queries, batch = given(cut)
     rows = _row_nodes(graph)
     for node in after[1:-1]:
-        if node not in rows:
+        if node not in rows or _has_state(node):
             return f"{node.name} may need all of them"
     used = dict.fromkeys(value for node in after for value in node.all_input_nodes if value < cut)
     live = [queries, *(value for value in used if value not in (queries, batch))]
     for value in live[1:]:
-        if value not in rows or caller(value, AddRMSNorm.forward) is not None:
+        if value not in rows or any(caller(value, pair.forward) is not None for pair in (AddRMSNorm, AddLayerNorm)):
             return f"{value.name} may have other rows"
     width = _width(after[-1].args[0])
     if width is None:
@@ -116,25 +131,43 @@ def _row_nodes(graph: Graph) -> set[Node]:
     found: set[Node] = set()
     for node in graph.nodes:
         is_source = any(caller(node, method) is not None for method in SOURCES)
-        if is_source or (_is_row_wise(node) and all(value in found for value in node.all_input_nodes)):
+        is_source |= _has_state(node)
+        # What a layer reads of the batch is cut to the rows, too.
+        rows_of = [value for value in node.all_input_nodes if value.op != "placeholder" or not _says_so(node)]
+        if is_source or (_is_row_wise(node) and all(value in found for value in rows_of)):
             found.add(node)
     return found
+
+
+def _has_state(node: Node) -> bool:
+    """Whether a node calls a layer that goes through all tokens of a sequence."""
+    return isinstance(getattr(node.target, "__self__", None), Recurrent)
 
 
 def _is_row_wise(node: Node) -> bool:
     if node.meta.get(ROW_WISE) or (node.target in ROW_FUNCTIONS and not node.kwargs):
         return True
     if node.target is getitem:
-        return any(caller(given(node)[0], method) is not None for method in (AddRMSNorm.forward, Router.forward))
-    return any(caller(node, method) is not None for method in ROW_METHODS)
+        source = given(node)[0]
+        return _says_so(source) or any(
+            caller(source, method) is not None for method in (AddRMSNorm.forward, Router.forward)
+        )
+    return _says_so(node) or any(caller(node, method) is not None for method in ROW_METHODS)
+
+
+def _says_so(node: Node) -> bool:
+    """Whether a node calls a layer that is `is_row_wise`."""
+    layer = getattr(node.target, "__self__", None)
+    return isinstance(layer, Layer) and layer.is_row_wise and caller(node, type(layer).forward) is not None
 
 
 def _width(output: Any) -> int | None:
     """How wide the result is, by the norm that it comes from."""
     norm = caller(output, RMSNorm.normed)
-    if norm is None and isinstance(output, Node) and output.target is getitem:
-        norm = caller(given(output)[0], AddRMSNorm.forward)
-    return norm.dim if isinstance(norm, RMSNorm) else None
+    if norm is None and isinstance(output, Node):
+        source = given(output)[0] if output.target is getitem else output
+        norm = caller(source, AddRMSNorm.forward) or caller(source, AddLayerNorm.forward)
+    return norm.dim if isinstance(norm, (RMSNorm, LayerNorm)) else None
 
 
 def _part_before(nodes: Sequence[Node], live: Sequence[Node]) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -73,6 +74,8 @@ class Placement:
 class Layer(nn.Module):
     """A leaf that owns tensors. `path` and `renames` are set by `bind`."""
 
+    is_row_wise: ClassVar[bool] = False
+    """Each row of what `forward` returns depends on the same row of the tensors it is given, and on nothing else."""
     path: str = ""
     renames: Mapping[str, str] = MappingProxyType({})
 
@@ -118,8 +121,17 @@ def bind(model: nn.Module, place: Placement, renames: Mapping[str, str] = Mappin
 
     `renames` (our name -> the checkpoint's) defaults to the table that the model's class declares.
     """
-    renames = renames or getattr(model, "renames", renames)
+    renames = renames or _renames_of(model, place.stored_shapes)
     for path, layer in model.named_modules():
         if isinstance(layer, Layer):
             layer.path, layer.renames = path, renames
             layer.bind(place)
+
+
+def _renames_of(model: nn.Module, stored: Mapping[str, object]) -> Mapping[str, str]:
+    """The table of the model's class, or the first of its others that fits the checkpoint's names, if those are known."""
+    tables: list[Mapping[str, str]] = [getattr(model, "renames", {}), *getattr(model, "other_renames", ())]
+    for table in tables[: 0 if len(tables) == 1 else None]:
+        if f"{table.get('model', 'model')}.embed_tokens.weight" in stored:
+            return table
+    return tables[0]

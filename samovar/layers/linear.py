@@ -31,7 +31,7 @@ class Linear(Layer):
     def bind(self, place: Placement) -> None:
         """Allocate this rank's part of every tensor of the format."""
         self.tp, self.quant = place.tp, place.quant(self.path).of_parts(self._weight_names())
-        self.shards = [self.shard_of(rows, place) for rows in self.parts.values()]
+        self.shards = [self.part_shard(name, rows, place) for name, rows in self.parts.items()]
         self.rows = [rows // count for rows, (_, count) in zip(self.parts.values(), self.shards, strict=True)]
         biases = [TensorSpec("bias", place.dtype, (Dim("out"),))] if self.has_bias else []
         self.specs = [*self.quant.tensors, *biases]
@@ -66,6 +66,10 @@ class Linear(Layer):
         """Our name of each checkpoint linear that is joined here."""
         parent = self.path.rpartition(".")[0]
         return [".".join(filter(None, (parent, name))) if name else self.path for name in self.parts]
+
+    def part_shard(self, name: str, rows: int, place: Placement) -> tuple[int, int]:
+        """`shard_of` for the part `name`: a layer whose parts are shared differently goes by name."""
+        return self.shard_of(rows, place)
 
     def shard_of(self, rows: int, place: Placement) -> tuple[int, int]:
         """Which of how many equal pieces of a part with `rows` output features this rank holds."""
@@ -162,8 +166,32 @@ class RowLinear(Linear):
         return y if self.bias is None else y + self.bias
 
 
+class HeadsLinear(ColumnLinear):
+    """Queries alone: x -> [tokens, heads, head_dim]."""
+
+    is_row_wise = True
+
+    def __init__(self, in_features: int, heads: int, head_dim: int, *, bias: bool = False) -> None:
+        super().__init__(in_features, heads * head_dim, bias=bias)
+        self.head_dim = head_dim
+
+    def shard_of(self, rows: int, place: Placement) -> tuple[int, int]:
+        """Whole heads only."""
+        return head_shard(rows // self.head_dim, place)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [tokens, in] -> [tokens, heads of this rank, head_dim]."""
+        return self.project(x).view(len(x), -1, self.head_dim)
+
+
 class QKVLinear(ColumnLinear):
-    """q, k and v in one matmul. Key/value heads are copied when there are more ranks than heads."""
+    """q, k and v in one matmul. Key/value heads are copied when there are more ranks than heads.
+
+    Without `has_values` there is no v_proj: what k_proj gives are values, too. `num_paired` features at the beginning of
+    each head of q and k are for a rope that pairs neighbours (0 and 1, 2 and 3, ...) in the checkpoint; they are brought
+    into the order of halves, as all rope here pairs them: the weights' rows after loading, or results where a format's
+    rows cannot be moved. Scores stay what they are.
+    """
 
     def __init__(
         self,
@@ -174,15 +202,39 @@ class QKVLinear(ColumnLinear):
         *,
         bias: bool = False,
         stored_fused: bool = False,
+        has_values: bool = True,
+        num_paired: int = 0,
     ) -> None:
         parts = {"q_proj": heads * head_dim, "k_proj": kv_heads * head_dim, "v_proj": kv_heads * head_dim}
+        if not has_values:
+            del parts["v_proj"]
         super().__init__(in_features, parts, bias=bias, stored_fused=stored_fused)
-        self.head_dim = head_dim
+        self.head_dim, self.has_values, self.num_paired = head_dim, has_values, num_paired
 
     def bind(self, place: Placement) -> None:
         """Allocate this rank's heads."""
         super().bind(place)
         self.split_heads = [rows // self.head_dim for rows in self.rows]
+        self.order = halves_first(self.head_dim, self.num_paired).to(place.device) if self.num_paired else None
+        self.sorts_results = self.order is not None and any(self._moves(spec) is None for spec in self.specs)
+
+    def _moves(self, spec: TensorSpec) -> bool | None:
+        """Whether a tensor's rows follow the outputs; None if they cannot be moved one by one."""
+        axis = spec.index_of("out")
+        if axis is None or (spec.dims[axis].per > 1 and spec.dims[axis].per % self.head_dim == 0):
+            return False
+        return True if spec.dims[axis].per == 1 else None
+
+    def after_load(self) -> None:
+        """Sort the rows of q and k, then let the format repack."""
+        if self.order is not None and not self.sorts_results:
+            row = 0
+            for part, rows in enumerate(self.rows[:2]):
+                for spec in filter(self._moves, self.specs if self.stored_fused else self.part_specs[part]):
+                    view = self.quant.part_of(self.weights, spec, 0 if self.stored_fused else part, row, rows)
+                    _sort_heads(view, spec.index_of("out") or 0, self.order)
+                row += rows
+        super().after_load()
 
     def shard_of(self, rows: int, place: Placement) -> tuple[int, int]:
         """Whole heads only."""
@@ -194,5 +246,22 @@ class QKVLinear(ColumnLinear):
 
     def heads_of(self, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """What `project` gives, as q, k, v."""
-        q, k, v = torch.split(y.view(len(y), -1, self.head_dim), self.split_heads, dim=1)
+        parts = torch.split(y.view(len(y), -1, self.head_dim), self.split_heads, dim=1)
+        q, k, v = parts[0], parts[1], parts[-1]
+        if self.sorts_results:
+            q, k = q[..., self.order], k[..., self.order]
         return q, k, v
+
+
+def halves_first(head_dim: int, num_paired: int) -> torch.Tensor:
+    """int64 [head_dim]: the even ones of the first `num_paired` features, the odd ones, and the rest as it is."""
+    pairs = torch.arange(num_paired).view(-1, 2).T.flatten()
+    return torch.cat((pairs, torch.arange(num_paired, head_dim)))
+
+
+def _sort_heads(tensor: torch.Tensor, axis: int, order: torch.Tensor) -> None:
+    """Bring each run of len(order) entries along `axis` into that order, in place."""
+    heads = tensor.shape[axis] // len(order)
+    whole = (torch.arange(heads, device=order.device)[:, None] * len(order) + order).flatten()
+    plain = tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor  # torch selects no float8 on CPUs
+    plain.copy_(plain.index_select(axis, whole))

@@ -1,4 +1,4 @@
-"""The gated feed-forward network."""
+"""The feed-forward networks: gated, and plain."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import torch
 from torch import nn
 
 from samovar.errors import CheckpointError
+from samovar.layers.elementwise import Activation
 from samovar.layers.layer import Layer, Placement
 from samovar.layers.linear import ColumnLinear, RowLinear
-from samovar.quant.base import GATED, Activation
+from samovar.quant.base import GATED
+from samovar.quant.base import Activation as Gate
 
-ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu"}
+ACTIVATIONS: dict[str, Gate] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu"}
 """Names of config.json -> the gated activation, a key of `GATED`."""
 
 
@@ -33,6 +35,21 @@ class GatedActivation(Layer):
     def forward(self, gate_up: torch.Tensor) -> torch.Tensor:
         """gate_up [tokens, 2 * hidden], gate then up -> [tokens, hidden]."""
         return self.gated(gate_up)
+
+
+class MLP(nn.Module):
+    """down(activation(up(x))): two products, nothing gated. `activation` is config.json's name, or a layer."""
+
+    def __init__(self, dim: int, hidden: int, activation: str | Layer, *, bias: bool = False) -> None:
+        super().__init__()
+        self.up_proj = ColumnLinear(dim, hidden, bias=bias)
+        self.act_fn = Activation(activation) if isinstance(activation, str) else activation
+        self.down_proj = RowLinear(hidden, dim, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [tokens, dim] -> [tokens, dim]."""
+        y: torch.Tensor = self.down_proj(self.act_fn(self.up_proj(x)))
+        return y
 
 
 class GatedMLP(nn.Module):

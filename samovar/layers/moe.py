@@ -17,9 +17,10 @@ import torch
 from torch import nn
 
 from samovar.errors import CheckpointError, ConfigError
-from samovar.kernels.expert_products import Gate, expert_products, gated, halves
+from samovar.kernels.expert_products import UNGATED, Gate, activated, expert_products
 from samovar.kernels.expert_products.torch_sorted import pairs_by_expert, weighted_sum
 from samovar.kernels.route import Scoring, route
+from samovar.layers.coded_experts import CodedExperts
 from samovar.layers.layer import Layer, Placement, Source
 from samovar.layers.linear import ColumnLinear, Linear, RowLinear
 from samovar.layers.mlp import ACTIVATIONS
@@ -97,7 +98,7 @@ EACH = ExpertStorage()
 
 
 class Experts(Layer):
-    """The gated networks of a mixture. `limit` is that of the activation "clamped"."""
+    """The gated networks of a mixture, or plain ones for the activation "relu2". `limit` is that of "clamped"."""
 
     def __init__(
         self,
@@ -113,10 +114,10 @@ class Experts(Layer):
         super().__init__()
         self.hidden, self.inner, self.experts, self.has_bias = hidden, inner, experts, bias
         self.limit, self.storage = limit, storage
-        if activation != "clamped" and activation not in ACTIVATIONS:
+        if activation not in ("clamped", *UNGATED, *ACTIVATIONS):
             raise CheckpointError(
                 f"the activation {activation!r} (hidden_act in config.json) is not supported for experts; "
-                f"there are {', '.join(sorted(ACTIVATIONS))}"
+                f"there are {', '.join(sorted([*ACTIVATIONS, *UNGATED]))}"
             )
         self.kind = cast(Gate, ACTIVATIONS.get(activation, activation))
 
@@ -140,16 +141,21 @@ class Experts(Layer):
         self.pairs += [self._twin(self.pairs[0], expert) for expert in range(count, self.local)]
         self.gate_up: torch.Tensor | None = None
         self.down: torch.Tensor | None = None
+        self.coded: CodedExperts | None = None
+        self.coded_tensors: list[torch.Tensor] = []
+        """What `coded` holds, for whoever counts or moves a layer's memory."""
         if self._is_plain():
             self._stack()
         elif self._becomes_plain():
             self._check_formats()
+            self.coded = CodedExperts.of(self.pairs, place.kernels, self.kind, interleaved=self.storage.interleaved)
             if place.device.type == "meta":
                 self._stand_in(place)
 
     def _pair(self, expert: int, place: Placement) -> tuple[Linear, Linear]:
         """The two linears of a local expert, bound."""
-        stored, parts = self.storage, {"gate_proj": self.inner, "up_proj": self.inner}
+        stored, names = self.storage, ("up_proj",) if self.kind in UNGATED else ("gate_proj", "up_proj")
+        parts = dict.fromkeys(names, self.inner)
         up = ColumnLinear(
             self.hidden,
             2 * self.inner if stored.interleaved else parts,  # in turns: any run of rows has as many of both
@@ -258,6 +264,8 @@ class Experts(Layer):
 
     def resident_bytes(self) -> int:
         """See `Layer`."""
+        if self.coded is not None:
+            return self.coded.num_bytes(self.pairs, self.pairs[0][0].quant.kernels)
         if self._becomes_plain():
             sizes = sum(sum(up.rows) * self.hidden + self.hidden * down.num_inputs for up, down in self.pairs)
             biases = sum(linear.bias.nbytes for pair in self.pairs for linear in pair if linear.bias is not None)
@@ -265,15 +273,22 @@ class Experts(Layer):
         return sum(linear.resident_bytes() for pair in self.pairs for linear in pair)
 
     def _becomes_plain(self) -> bool:
-        """Formats that have no kernel for experts on this device are dequantized once, after loading."""
+        """Formats that have no kernel for experts on this device are dequantized once, after loading, unless `coded`."""
         return self.target != "cpu" or self._is_plain()
 
     def after_load(self) -> None:
         """Let the formats repack."""
         if not self._is_plain():
             self.stacks = []
+        if self.coded is not None:
+            if self.coded.fill(self.pairs, has_down_bias=not self.is_split or self.axis.rank == 0):
+                self.coded_tensors = self.coded.tensors()
+                return
+            self.coded = None
         for pair in self.pairs:
             for linear in pair:
+                if isinstance(linear.quant, Stored) and self._becomes_plain():
+                    linear.quant.coded_products = None
                 linear.after_load()
         if not self._is_plain() and self._becomes_plain():
             self._dequantize()
@@ -291,6 +306,9 @@ class Experts(Layer):
     def _stand_in(self, place: Placement) -> None:
         """What `after_load` will make, without memory: kernels are prepared with it."""
         up, down = self.pairs[0]
+        if self.coded is not None:
+            self.coded.stand_in(self.pairs, up.quant.kernels)
+            return
         rows, outputs = sum(up.rows), sum(down.rows)
         self.gate_up = place.empty(self.local, rows, up.num_inputs)
         self.down = place.empty(self.local, outputs, down.num_inputs)
@@ -320,6 +338,8 @@ class Experts(Layer):
         self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """`forward` without what other ranks add, plus `residual` [tokens, hidden]."""
+        if self.coded is not None:
+            return self.coded(x, ids, weights, self.kind, self.limit, self.first, residual)
         if self.gate_up is None or self.down is None:
             return self._one_by_one(x, weights, ids, residual)
         biases = (self.gate_up_bias, self.down_bias)
@@ -333,7 +353,7 @@ class Experts(Layer):
         k, results = ids.shape[1], x.new_zeros(ids.numel(), self.hidden)
         for expert, pairs in pairs_by_expert(ids, self.first, self.local):
             up, down = self.pairs[expert]
-            h = gated(*halves(up.project(x[pairs // k]), self.storage.interleaved), self.kind, self.limit)
+            h = activated(up.project(x[pairs // k]), self.kind, self.storage.interleaved, self.limit)
             bias = None if self.is_split and self.axis.rank > 0 else down.bias
             results[pairs] = down.quant.multiply(h.to(x.dtype), down.weights, bias)
         return weighted_sum(results, weights, residual)

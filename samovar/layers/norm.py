@@ -21,8 +21,8 @@ class RMSNorm(Layer):
         self.dim, self.eps, self.offset = dim, eps, offset
 
     def bind(self, place: Placement) -> None:
-        """Allocate the weight [dim]."""
-        self.weight = place.empty(self.dim)
+        """Allocate the weight [dim], in float32 if one will be added to it: small differences survive."""
+        self.weight = place.empty(self.dim, dtype=torch.float32 if self.offset else None)
         self.norm = place.kernels.use(rms_norm)
 
     def sources(self) -> list[Source]:
@@ -30,9 +30,9 @@ class RMSNorm(Layer):
         return [Source(self.stored(f"{self.path}.weight"), self.weight)]
 
     def after_load(self) -> None:
-        """Add one to an offset weight, once, in float32 so that small differences survive."""
+        """Add one to an offset weight, once."""
         if self.offset:
-            self.weight = self.weight.float() + 1.0
+            self.weight += 1.0
 
     def normed(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., dim] -> the same shape: the norm alone, in subclasses too."""
@@ -41,6 +41,25 @@ class RMSNorm(Layer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., dim] -> the same shape."""
         return self.normed(x)
+
+
+class UnitRMSNorm(Layer):
+    """The norm alone, without a weight: the checkpoint has nothing for it."""
+
+    is_row_wise = True
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.dim, self.eps = dim, eps
+
+    def bind(self, place: Placement) -> None:
+        """The op wants a weight: ones."""
+        self.ones = torch.ones(self.dim, dtype=place.dtype, device=place.device)
+        self.norm = place.kernels.use(rms_norm)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., dim] -> the same shape."""
+        return self.norm(x, self.ones, self.eps)
 
 
 class AddRMSNorm(RMSNorm):

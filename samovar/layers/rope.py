@@ -40,6 +40,8 @@ class RopeParameters:
     high_freq_factor: float | None = None
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    short_mscale: float | None = None
+    long_mscale: float | None = None
 
     def __post_init__(self) -> None:
         if self.rope_type not in SCALINGS:
@@ -54,6 +56,10 @@ class RopeParameters:
         for name in REQUIRED.get(self.rope_type, ()):
             if not getattr(self, name):
                 raise CheckpointError(f"rope_type {self.rope_type!r} in config.json needs {name}, which is missing")
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """How many features at the beginning of a head are turned."""
+        return int(head_dim * self.partial_rotary_factor)
 
     def number(self, name: str) -> float:
         """A field that `REQUIRED` guarantees to be set."""
@@ -119,7 +125,7 @@ def _plain(dim: int, theta: float) -> torch.Tensor:
 
 
 def _rotary_dim(head_dim: int, p: RopeParameters) -> int:
-    return int(head_dim * p.partial_rotary_factor)
+    return p.rotary_dim(head_dim)
 
 
 def _default(head_dim: int, p: RopeParameters, max_len: int) -> tuple[torch.Tensor, float]:
@@ -186,7 +192,7 @@ def _longrope(head_dim: int, p: RopeParameters, max_len: int) -> tuple[torch.Ten
             f"short_factor and long_factor must have {dim // 2} entries"
         )
     factor = p.factor if p.factor is not None else p.max_position_embeddings / trained
-    scale = p.attention_factor
+    scale = p.attention_factor or (p.long_mscale if max_len > trained else p.short_mscale)
     if scale is None:
         scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
     return _plain(dim, p.rope_theta) / torch.tensor(divisors, dtype=torch.float32), scale

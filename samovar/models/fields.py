@@ -25,6 +25,12 @@ def section(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
     return dict(value or {})
 
 
+def text_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of the text model of one that sees or hears, which is nested or has been laid flat already."""
+    inner = section(raw, "text_config")
+    return {**{name: value for name, value in raw.items() if name != "text_config"}, **inner}
+
+
 def positive(raw: Mapping[str, Any], name: str, default: int) -> int:
     """A positive integer that may be missing or null."""
     return default if raw.get(name) is None else integer(raw, name)

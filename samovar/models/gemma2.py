@@ -1,4 +1,4 @@
-"""Gemma 2. Read beside transformers/models/gemma2/modeling_gemma2.py: same names, same order."""
+"""Gemma 1 and 2. Read beside transformers/models/gemma2/modeling_gemma2.py: same names, same order."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from samovar.layers import AddRMSNorm, Attention, ForwardBatch, GatedMLP, QKVLin
 from samovar.models.config import FULL, SLIDING, DecoderConfig
 from samovar.models.decoder import DecoderLM
 from samovar.models.fields import num_layers
+from samovar.models.llama import LlamaBlock
 
 
 class Gemma2Attention(nn.Module):
@@ -84,6 +85,32 @@ class Gemma2ForCausalLM(DecoderLM):
         """Without `layer_types`, even layers slide."""
         kinds = raw.get("layer_types") or [FULL if i % 2 else SLIDING for i in range(num_layers(raw))]
         return super().read_config({**raw, "layer_types": kinds})
+
+    def embed_scale(self, config: DecoderConfig) -> float:
+        """Embeddings are multiplied by the root of the hidden size."""
+        return float(config.hidden_size**0.5)
+
+
+class GemmaBlock(LlamaBlock):
+    """Llama's block; norm weights are stored as differences from one."""
+
+    def __init__(self, c: DecoderConfig, layer: int) -> None:
+        super().__init__(c, layer)
+        self.input_layernorm = AddRMSNorm(c.hidden_size, c.rms_norm_eps, offset=True)
+        self.post_attention_layernorm = AddRMSNorm(c.hidden_size, c.rms_norm_eps, offset=True)
+
+
+class GemmaForCausalLM(DecoderLM):
+    """Gemma 1."""
+
+    block = GemmaBlock
+    norm_offset = True
+    config_defaults = {"tie_word_embeddings": True, "head_dim": 256}
+
+    @classmethod
+    def read_config(cls, raw: Mapping[str, Any]) -> DecoderConfig:
+        """Old files say "gelu" and were trained with its approximation."""
+        return super().read_config({**raw, "hidden_activation": raw.get("hidden_activation") or "gelu_pytorch_tanh"})
 
     def embed_scale(self, config: DecoderConfig) -> float:
         """Embeddings are multiplied by the root of the hidden size."""

@@ -1,4 +1,4 @@
-"""Gemma 3, text. Read beside transformers/models/gemma3/modeling_gemma3.py: same names, same order."""
+"""Gemma 3: the text model, alone or beside a vision tower. Read beside transformers/models/gemma3: same names, same order."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
+from samovar.config.text_defaults import TEXT_DEFAULTS
 from samovar.layers import ForwardBatch, RMSNorm
 from samovar.models.config import FULL, SLIDING, DecoderConfig
-from samovar.models.fields import num_layers, positive, section
+from samovar.models.decoder import EYES, TEXT_ONLY
+from samovar.models.fields import num_layers, positive, section, text_fields
 from samovar.models.gemma2 import Gemma2Attention, Gemma2Block, Gemma2ForCausalLM
 
 
@@ -59,3 +61,17 @@ class Gemma3ForCausalLM(Gemma2ForCausalLM):
             **section(by_kind, FULL),
         }
         return super().read_config({**raw, "layer_types": kinds, "rope_parameters": {SLIDING: local, FULL: wide}})
+
+
+class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
+    """Gemma 3 from 4B on: the text model; images are not read."""
+
+    renames = {"model": "language_model.model", "lm_head": "language_model.lm_head"}
+    other_renames = ({"model": "model.language_model"},)
+    ignore_beginnings = EYES
+    notes = TEXT_ONLY
+
+    @classmethod
+    def read_config(cls, raw: Mapping[str, Any]) -> DecoderConfig:
+        """The text model's fields stand in an object of their own, without those that equal its defaults."""
+        return super().read_config({**TEXT_DEFAULTS["Gemma3ForConditionalGeneration"], **text_fields(raw)})

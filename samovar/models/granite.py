@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from samovar.layers import Attention, ExpertStorage, ForwardBatch
+from samovar.layers import Attention, ExpertStorage, ForwardBatch, GatedMLP
 from samovar.models.config import DecoderConfig
 from samovar.models.decoder import DecoderLM
 from samovar.models.fields import num_layers
@@ -103,10 +103,10 @@ class GraniteMoeBlock(GraniteBlock):
 class GraniteMoeForCausalLM(GraniteForCausalLM):
     """Granite with experts."""
 
-    block = GraniteMoeBlock
+    block: ClassVar[type[nn.Module]] = GraniteMoeBlock
     config_class = GraniteMoeConfig
     config_defaults = {**MULTIPLIERS, "num_experts_per_tok": 2}
-    renames = {
+    renames: ClassVar[dict[str, str]] = {
         "mlp.gate": "block_sparse_moe.router.layer",
         "mlp.experts.gate_up_proj": "block_sparse_moe.input_linear",
         "mlp.experts.down_proj": "block_sparse_moe.output_linear",
@@ -118,3 +118,30 @@ class GraniteMoeForCausalLM(GraniteForCausalLM):
         values = {**cls.config_defaults, **raw, "norm_topk_prob": True}
         values["moe_intermediate_size"] = values.get("intermediate_size")
         return super().read_config(with_mixture(values, range(num_layers(values)), 8))
+
+
+class GraniteMoeSharedBlock(GraniteMoeBlock):
+    """The same with a network beside the experts, if the config has a width for it; gate and up are stored as one."""
+
+    def __init__(self, c: GraniteMoeConfig, layer: int) -> None:
+        super().__init__(c, layer)
+        if c.shared_intermediate_size is not None:
+            shared = GatedMLP(c.hidden_size, c.shared_intermediate_size, c.hidden_act, stored_fused=True)
+            self.mlp = mixture(c, softmax_routing(c), ExpertStorage(stacked=True), shared)
+
+
+class GraniteMoeSharedForCausalLM(GraniteMoeForCausalLM):
+    """Granite with experts and a network beside them."""
+
+    block = GraniteMoeSharedBlock
+    renames = {
+        "mlp.shared_experts.gate_up_proj": "shared_mlp.input_linear",
+        "mlp.shared_experts.down_proj": "shared_mlp.output_linear",
+        **GraniteMoeForCausalLM.renames,
+    }
+
+    @classmethod
+    def read_config(cls, raw: Mapping[str, Any]) -> DecoderConfig:
+        """A width of 0 is that of no network."""
+        wide = raw.get("shared_intermediate_size", 1024)
+        return super().read_config({**raw, "shared_intermediate_size": None if wide == 0 else wide})

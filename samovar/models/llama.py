@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from samovar.errors import CheckpointError
 from samovar.layers import AddRMSNorm, Attention, ForwardBatch, GatedMLP, QKVLinear, Rope, RowLinear
 from samovar.models.config import FULL, SLIDING, DecoderConfig
 from samovar.models.decoder import DecoderLM
@@ -41,9 +42,13 @@ class LlamaBlock(nn.Module):
     def __init__(self, c: DecoderConfig, layer: int) -> None:
         super().__init__()
         self.self_attn = self.attention(c, layer)
-        self.mlp: nn.Module = GatedMLP(c.hidden_size, c.intermediate_size, c.hidden_act, bias=c.mlp_bias)
-        self.input_layernorm = AddRMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.post_attention_layernorm = AddRMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.mlp: nn.Module = self.feed_forward(c)
+        self.input_layernorm: nn.Module = AddRMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.post_attention_layernorm: nn.Module = AddRMSNorm(c.hidden_size, c.rms_norm_eps)
+
+    def feed_forward(self, c: DecoderConfig) -> nn.Module:
+        """The network behind attention."""
+        return GatedMLP(c.hidden_size, c.intermediate_size, c.hidden_act, bias=c.mlp_bias)
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch
@@ -71,3 +76,18 @@ class MistralForCausalLM(DecoderLM):
         """All layers alike, whatever `layer_types` says."""
         kind = FULL if {**cls.config_defaults, **raw}["sliding_window"] is None else SLIDING
         return super().read_config({**raw, "layer_types": [kind] * num_layers(raw)})
+
+
+class InternLM3ForCausalLM(DecoderLM):
+    """InternLM 3: Llama with biases of other names."""
+
+    block = LlamaBlock
+    config_defaults = {"head_dim": 128}
+
+    @classmethod
+    def read_config(cls, raw: Mapping[str, Any]) -> DecoderConfig:
+        """Attention has biases if all products have."""
+        has_qkv, has_others = raw.get("qkv_bias", raw.get("attention_bias")), raw.get("bias", raw.get("mlp_bias"))
+        if (has_qkv or False) != (has_others or False):
+            raise CheckpointError(f"config.json: qkv_bias {has_qkv!r} must be what bias is, {has_others!r}")
+        return super().read_config({**raw, "attention_bias": has_qkv or False, "mlp_bias": has_others or False})

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from samovar.errors import CheckpointError
 from samovar.layers import Experts, ExpertStorage, GatedMLP, Router, Routing, SparseMLP
 from samovar.models.config import DecoderConfig
@@ -79,13 +81,17 @@ def biased_routing(c: MixtureConfig) -> Routing:
     )
 
 
-def mixture(c: MixtureConfig, routing: Routing, storage: ExpertStorage = EACH) -> SparseMLP:
-    """Router, experts, and the network beside them."""
+def mixture(
+    c: MixtureConfig, routing: Routing, storage: ExpertStorage = EACH, shared: nn.Module | None = None
+) -> SparseMLP:
+    """Router, experts, and the network beside them: `shared`, or the usual one if the config has a width for it."""
     wide = c.shared_intermediate_size
+    if shared is None and wide is not None:
+        shared = GatedMLP(c.hidden_size, wide, c.hidden_act)
     return SparseMLP(
         Router(c.hidden_size, c.num_experts, routing),
         Experts(c.hidden_size, c.moe_intermediate_size, c.num_experts, c.hidden_act, storage=storage),
-        None if wide is None else GatedMLP(c.hidden_size, wide, c.hidden_act),
+        shared,
     )
 
 

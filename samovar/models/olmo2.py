@@ -1,13 +1,17 @@
-"""OLMo 2. Read beside transformers/models/olmo2/modeling_olmo2.py: same names, same order."""
+"""OLMo 2 and 3. Read beside transformers/models/olmo2/modeling_olmo2.py: same names, same order."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from samovar.layers import Attention, ForwardBatch, GatedMLP, HeadsRMSNorm, QKVLinear, RMSNorm, Rope, RowLinear
-from samovar.models.config import DecoderConfig
+from samovar.models.config import FULL, SLIDING, DecoderConfig
 from samovar.models.decoder import DecoderLM
+from samovar.models.fields import num_layers, section
 
 
 class Olmo2Attention(nn.Module):
@@ -34,9 +38,11 @@ class Olmo2Attention(nn.Module):
 class Olmo2Block(nn.Module):
     """Attention and MLP, each normed after it and before the residual add; neither is normed before."""
 
+    attention: type[nn.Module] = Olmo2Attention
+
     def __init__(self, c: DecoderConfig, layer: int) -> None:
         super().__init__()
-        self.self_attn = Olmo2Attention(c, layer)
+        self.self_attn = self.attention(c, layer)
         self.mlp: nn.Module = GatedMLP(c.hidden_size, c.intermediate_size, c.hidden_act)
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.post_feedforward_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
@@ -54,3 +60,20 @@ class Olmo2ForCausalLM(DecoderLM):
     """OLMo 2."""
 
     block = Olmo2Block
+
+
+class Olmo3ForCausalLM(DecoderLM):
+    """OLMo 3: three sliding layers, then a full one; only full ones scale their rope."""
+
+    block = Olmo2Block
+    config_defaults = {"sliding_window": 4096}
+
+    @classmethod
+    def read_config(cls, raw: Mapping[str, Any]) -> DecoderConfig:
+        """Older files give one theta and one scaling instead of `rope_parameters` by kind."""
+        by_kind = section(raw, "rope_parameters")
+        kinds = raw.get("layer_types") or [SLIDING if (i + 1) % 4 else FULL for i in range(num_layers(raw))]
+        plain = {"rope_theta": raw.get("rope_theta", 500_000.0)}
+        local, wide = {**plain, **section(by_kind, SLIDING)}, {**plain, **section(raw, "rope_scaling")}
+        wide |= section(by_kind, FULL)
+        return super().read_config({**raw, "layer_types": kinds, "rope_parameters": {SLIDING: local, FULL: wide}})

@@ -7,27 +7,38 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from samovar.attention.torch_sdpa import TorchSdpaAttention
-from samovar.layers import Layer, bind
+from samovar.core.cache_spec import CacheSpec, StateSpec, StateTensor
+from samovar.layers import ForwardBatch, Layer, Placement, Source, bind
+from samovar.layers.recurrent import Recurrent
+from samovar.layers.short_conv import sequences_of
 from samovar.models import registry
 from samovar.weights.load import fill_dummy
-from tests.models.family_table import SMALL
+from tests.models.family import SMALL
 from tests.models.paged_run import PagedRun, fill, placement
 from tests.models.transformers_oracle import tokens
 
 GUIDE = Path(__file__).parents[2] / "docs" / "add_a_model.md"
 
 
+def blocks(text: str) -> list[str]:
+    """The guide's code: a family's file, and a layer with a state."""
+    found = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(found) == 2
+    return found
+
+
 @pytest.fixture
 def teapot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The guide's file as samovar.models.teapot, and its registry line entered."""
     text, file = GUIDE.read_text(), tmp_path / "teapot.py"
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    file.write_text(code)
+    file.write_text(blocks(text)[0])
     spec = importlib.util.spec_from_file_location("samovar.models.teapot", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -89,3 +100,39 @@ def test_the_guide_names_what_exists() -> None:
         assert hasattr(layers, name), name
     for file in re.findall(r"`(\w+\.py)`", text):
         assert (Path(registry.__file__).parent / file).exists(), file
+
+
+class Smooth(nn.Module):
+    """Takes the place of a model with one layer of state: embeds, smooths, and gives what it has as logits."""
+
+    def __init__(self, layer: Recurrent) -> None:
+        super().__init__()
+        self.embed, self.smoothing = torch.randn(131, 6), layer
+
+    def cache_specs(self) -> list[CacheSpec]:
+        return []
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        found: torch.Tensor = self.smoothing(self.embed[batch.token_ids], batch)
+        return found
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+
+def test_the_layer_with_a_state_remembers() -> None:
+    """As the section on it says: cut anywhere, beside others, from zeros, with the formula's result."""
+    names: dict[str, Any] = {"torch": torch, "Source": Source, "Placement": Placement, "ForwardBatch": ForwardBatch}
+    names |= {"Recurrent": Recurrent, "StateSpec": StateSpec, "StateTensor": StateTensor, "sequences_of": sequences_of}
+    exec(compile(blocks(GUIDE.read_text())[1], "the guide", "exec", dont_inherit=True), names)
+    model = Smooth(names["Smoothing"](6))
+    bind(model, placement())
+    fill(model, {"smoothing.keep": torch.rand(6)})
+    run, ids = PagedRun(model, TorchSdpaAttention()), tokens(9, 1)  # type: ignore[arg-type]
+    one, other = run.stream(9), run.stream(9)
+    (found,) = run.step([(one, ids[:5])])
+    found = torch.cat((found, *run.step([(one, ids[5:]), (other, tokens(4, 2))])[:1]))
+    keep, expected = model.smoothing.keep, torch.zeros(6)
+    for row, token in zip(found, ids, strict=True):
+        expected = keep * expected + (1 - keep) * model.embed[token]
+        torch.testing.assert_close(row, expected)

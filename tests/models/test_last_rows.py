@@ -12,12 +12,15 @@ from torch import nn
 from samovar.attention.base import Spans
 from samovar.attention.reference import ReferenceAttention
 from samovar.layers import ForwardBatch, bind
+from samovar.layers.attention import Attention
 from samovar.layers.fuse import FusedModel, fuse
+from samovar.layers.recurrent import Recurrent
+from samovar.models.decoder import DecoderLM
 from samovar.models.llama import LlamaForCausalLM
 from samovar.weights.load import fill_dummy
+from tests.models.family_table import FAMILIES
 from tests.models.paged_run import PagedRun
 from tests.models.test_fusion import (
-    NAMES,
     HiddenOnly,
     Made,
     loaded,
@@ -27,6 +30,8 @@ from tests.models.test_fusion import (
 )
 from tests.models.transformers_oracle import oracle, tokens
 
+NAMES = [family.name for family in FAMILIES if not family.has_state]
+STATEFUL = [family.name for family in FAMILIES if family.has_state]
 CUT, WHOLE = "only rows that sample pass the last layer", "all rows pass the last layer: "
 
 
@@ -68,6 +73,23 @@ STEPS: list[Work] = [
 def test_rows_that_sample_are_those_of_the_whole_model(name: str) -> None:
     whole, cut = loaded(name), fuse(model := loaded(name), reference_kernels(torch.float32))
     assert cut.lines[-1] == CUT
+    check_rows(name, whole, model, cut)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_states_see_every_token(name: str) -> None:
+    """Where a layer with a state comes after the last attention, nothing is cut; where none does, its rows are right."""
+    whole, cut = loaded(name), fuse(model := loaded(name), reference_kernels(torch.float32))
+    order = [isinstance(layer, Attention) for layer in model.modules() if isinstance(layer, (Attention, Recurrent))]
+    if cut.last_rows is None:
+        assert cut.lines[-1].startswith(WHOLE) and not (order[-1] and name.startswith("qwen3"))
+    else:
+        assert order[-1]
+        check_rows(name, whole, model, cut)
+
+
+def check_rows(name: str, whole: DecoderLM, model: DecoderLM, cut: FusedModel) -> None:
+    """Steps of `model`, cut, and of `whole` agree in the rows that sample, and in what they leave behind."""
     runs = [PagedRun(each, ReferenceAttention()) for each in (whole, model)]
     only = OnlySampling(cut, [])
     runs[0].model, runs[1].model = HiddenOnly(whole), only  # type: ignore[assignment]
@@ -85,6 +107,9 @@ def test_rows_that_sample_are_those_of_the_whole_model(name: str) -> None:
     for layers in zip(*(run.cache.layers for run in runs), strict=True):
         for one, other in zip(*layers, strict=True):
             torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5, equal_nan=True)
+    for one, other in zip(*(run.recurrent for run in runs), strict=True):
+        for left, right in zip(one.state, other.state, strict=True):
+            torch.testing.assert_close(left, right, atol=1e-5, rtol=1e-5, equal_nan=True)
 
 
 def test_the_last_layer_multiplies_only_those_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from samovar.models.llama import LlamaBlock
 from samovar.models.registry import build
 from samovar.native.abi import Op
 from samovar.native.team import Team
-from tests.models.family_table import FAMILIES, Family
+from tests.models.family import Family
+from tests.models.family_table import FAMILIES
 from tests.models.native_run import NativeRun, load_packed, team_or_skip
 from tests.models.paged_run import PagedRun, placement
 from tests.models.transformers_oracle import Oracle, oracle, tokens

@@ -15,7 +15,8 @@ from samovar.models.registry import ARCHITECTURES, build, resolve
 from samovar.models.smollm3 import SmolLM3Config
 from samovar.quant.select import select
 from samovar.quant.unquantized import Unquantized
-from tests.models.family_table import FAMILIES, SMALL
+from tests.models.family import SMALL
+from tests.models.family_table import FAMILIES
 from tests.models.paged_run import placement
 
 OPTIONAL = [
@@ -130,8 +131,8 @@ def test_damaged_files_are_one_line_errors(architecture: str) -> None:
 
 
 def test_unknown_architectures_are_refused_with_what_there_is() -> None:
-    for name in ("Gemma3ForConditionalGeneration", "LlamaForSequenceClassification", "os:system", ""):
-        with pytest.raises(CheckpointError, match=f"{name!r} is not supported; there are Dots1ForCausalLM"):
+    for name in ("LlamaForSequenceClassification", "os:system", ""):
+        with pytest.raises(CheckpointError, match=f"{name!r} is not supported; there are [A-Z]"):
             resolve(name)
 
 

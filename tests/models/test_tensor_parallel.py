@@ -16,6 +16,19 @@ from tests.models.transformers_oracle import oracle, tokens
 
 pytestmark = pytest.mark.slow
 FAMILIES = ["llama", "llama-bias", "llama-tied", "qwen3", "gemma3", "phi3", "olmo2", "qwen3-moe", "gpt-oss", "glm4-moe"]
+FAMILIES += [
+    "lfm2-moe",
+    "mamba2",
+    "granite4",
+    "bamba",
+    "nemotron-h-moe",
+    "falcon-h1",
+    "falcon-h1-plain",
+    "mamba",
+    "jamba",
+]
+FAMILIES += ["deepseek-v2-lite", "deepseek-v3", "mistral4"]
+FAMILIES += ["gemma4", "gemma4-equal", "gemma3n", "cohere-norms", "stablelm", "ernie4-5-moe", "glm", "llama4", "phimoe"]
 
 
 def rank_main(rank: int, size: int, folder: str) -> None:
@@ -31,7 +44,7 @@ def rank_main(rank: int, size: int, folder: str) -> None:
 def logits_of(name: str, axis: Axis) -> torch.Tensor:
     """Logits of a prompt in two chunks on this rank."""
     subject = oracle(name)
-    tensors = {k: torch.cat((v, v[:1])) if v.shape[0] == 131 else v for k, v in subject.tensors.items()}
+    tensors = {k: torch.cat((v, v[:1])) if v.shape[:1] == (131,) else v for k, v in subject.tensors.items()}
     raw = {**subject.raw, "vocab_size": 132}
     run = PagedRun(load(subject.family.architecture, raw, tensors, tp=axis), TorchSdpaAttention())
     ids, stream = tokens(23, 60), run.stream(23)

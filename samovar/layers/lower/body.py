@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node
 
-from samovar.layers.attention import Attention
+from samovar.layers.attention import Attention, attention_layers
 from samovar.layers.embedding import Embedding, Table
 from samovar.layers.fuse import trace_calls
 from samovar.layers.fusions import caller, given, residual_add, whole
@@ -68,6 +68,9 @@ class Body:
 
 def lower(model: nn.Module) -> Body:
     """The instructions of `model`, which must be bound with weights for the CPU library; raises `CannotLower`."""
+    for layer in attention_layers(model):
+        if layer.call.latent is not None:
+            raise CannotLower(f"{layer.path} attends over latent rows")
     graph = trace_calls(model)
     if isinstance(graph, str):
         raise CannotLower(graph)
@@ -261,6 +264,8 @@ class _Walk:
         qkv = caller(split, QKVLinear.heads_of)
         if split is None or qkv is None or any(len(x.users) != 1 for x in normed):
             raise CannotLower(f"{attention.path} does not get its q, k and v from one projection in a known way")
+        if qkv.sorts_results or not qkv.has_values:
+            raise CannotLower(f"{qkv.path} sorts its results, or has keys that are values")
         x = self._value(given(split)[0])
         taken = {split, *normed, *split.users}
         if turned is not None and rope is not None:
@@ -274,6 +279,8 @@ class _Walk:
             raise CannotLower(
                 f"{attention.path} has heads of {sizes[2]}, not a multiple of {HEAD_STEP} up to {LARGEST_HEAD}"
             )
+        if attention.call.chunk is not None:
+            raise CannotLower(f"{attention.path} attends in chunks")
         code = cache_format(attention)
         i = (*sizes, turning, code)
         self.instructions.append(Instruction(Op.ROPE_WRITE, (x, cos, sin), (x,), i=i, f=(eps,), p=tuple(p)))
@@ -424,6 +431,8 @@ def _words(node: Any) -> str:
     """A node for people."""
     if not isinstance(node, Node):
         return repr(node)
+    if node.target is operator.getitem:
+        return _words(node.args[0])
     layer = getattr(node.target, "__self__", None)
     path = getattr(layer, "path", "")
     return f"{path} ({type(layer).__name__})" if path else f"{node.name}"
