@@ -111,7 +111,8 @@ def build_engine(
     on_phase("planning memory")
     worker = Worker(resolved.config, description, facts)
     # Before a weight is read: whoever watches a long load, or one that fails, sees what it was meant to take.
-    logger.info("%s", startup_report(description, facts, resolved, worker.memory_plan))
+    report = startup_report(description, facts, resolved, worker.memory_plan)
+    logger.info("%s", "\n".join([report, *worker.model.notes]))
     on_phase("loading weights")
     worker.load(signs_of_life("loading weights", on_phase))
     on_phase("starting")
@@ -122,10 +123,14 @@ def build_engine(
 def _assemble(
     worker: Worker, resolved: Resolved, enforcer: GrammarEnforcer | None, name: str, started: float
 ) -> tuple[Engine, EngineInfo]:
-    # A length of -1 became a number in the memory plan.
-    config = with_settings(resolved.config, max_model_len=worker.max_model_len)
+    # A length of -1 became a number in the memory plan, and sequences with states may be fewer.
+    plan = worker.memory_plan
+    config = with_settings(resolved.config, max_model_len=plan.max_model_len, max_num_seqs=plan.num_seqs)
     options = SchedulerOptions.from_config(config)
-    if worker.facts.kind == "cpu":
+    if worker.state_specs:
+        # No rounds: within one, nobody could keep what a sequence has come to.
+        options = replace(options, num_snapshots=worker.memory_plan.num_snapshots)
+    elif worker.facts.kind == "cpu":
         options = replace(options, rounds_seconds=rounds_seconds(options))
     identity = CacheIdentity(
         model=str(worker.description.path), weights_version="1", kv_dtype=config.cache.kv_cache_dtype

@@ -32,15 +32,24 @@ _SANDWICH = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 
+_POST_NORMS = {name: theirs for name, theirs in _SANDWICH.items() if name != "ffn_norm"}
+
 _FAMILY = {
+    "exaone4": _POST_NORMS,
+    "glm4": {
+        "ffn_up": "mlp.gate_up_proj",
+        "post_attention_norm": "post_self_attn_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+    },
+    "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
     "gemma2": _SANDWICH,
     "gemma3": _SANDWICH,
-    "olmo2": {k: v for k, v in _SANDWICH.items() if k != "ffn_norm"},
+    "olmo2": _POST_NORMS,
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
 }
 
 _INTERLEAVED = ("llama", "smollm3")
-_PLUS_ONE = ("gemma2", "gemma3")
+_PLUS_ONE = ("gemma", "gemma2", "gemma3")
 
 
 def hf_name(architecture: str, name: str) -> str:

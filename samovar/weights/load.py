@@ -228,7 +228,7 @@ def _inputs(source: Source) -> int:
 
 def _fill_pattern(source: Source, values: torch.Tensor) -> None:
     """Fill one target from the pattern (twice in `values`), beginning at a place that its name and part decide."""
-    target = source.target
+    target = source.target if source.target.dim() else source.target.view(1)
     start = zlib.crc32(f"{source.name}/{source.axis}/{source.shard}".encode()) % DUMMY_VALUES
     width = target[0].numel() if target.dim() > 1 else 1
     rows = max(1, DUMMY_VALUES // max(1, width))

@@ -15,11 +15,12 @@ import torch
 
 from samovar.attention.base import AttentionPlan, Spans, SpanTensors
 from samovar.attention.choose import AttentionRoute
+from samovar.cache.state_pool import StatePool
 from samovar.core.outputs import TokenLogprobs
 from samovar.core.step import PendingStep, ScheduledSequence, ScheduledStep, StepResult
 from samovar.hardware.memory import LOGITS_BYTES, SAMPLING_BYTES, rows_at_once
 from samovar.hardware.stream import DeviceStream
-from samovar.layers.batch import ForwardBatch
+from samovar.layers.batch import ForwardBatch, sequence_rows
 from samovar.sample.logprobs import LogprobTensors, measure
 from samovar.sample.pipeline import SampleRows
 from samovar.sample.sampler import NOT_FINITE, PendingSample, Sampler
@@ -27,7 +28,7 @@ from samovar.sample.state import SamplingState
 from samovar.sample.transfer import upload
 from samovar.worker.device_builder import Chunks, DecodeRows, DeviceStepBuilder, SentStep
 from samovar.worker.graphs import DecodeGraphs
-from samovar.worker.model_runner import LogitsWatch, is_out_of_memory
+from samovar.worker.model_runner import LogitsWatch, begin_states, is_out_of_memory, out_of_memory
 from samovar.worker.pending import Completion, FinishedStep, QueuedStep, ReadBacks, RowNews
 from samovar.worker.slots import Slots
 from samovar.worker.upload import aligned
@@ -49,6 +50,8 @@ class DeviceModel:
     copy_blocks: Callable[[list[tuple[int, int]]], None]
     last_rows: Callable[[ForwardBatch, torch.Tensor, Sequence[AttentionPlan]], torch.Tensor] | None = None
     """`LastRows`, for a model that can be cut in front of its last attention."""
+    states: StatePool | None = None
+    """Those of a model with recurrent layers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +105,7 @@ class DeviceRunner:
         buckets: Sequence[int],
     ) -> None:
         self._model, self._builder, self._state, self._stream = model, builder, state, stream
-        self._route, self._slots, self._buckets = route, slots, list(buckets)
+        self._route, self._slots, self._states, self._buckets = route, slots, model.states, list(buckets)
         self._graphs = graphs if all(backend.captures for backend in route.backends) else None
         self._sampler = Sampler(state, draw=model.sample_tokens)
         self._read_backs = ReadBacks(stream, builder.num_slots)
@@ -145,11 +148,15 @@ class DeviceRunner:
         self._state.mask(step.masks)
         if step.block_copies:
             self._model.copy_blocks(step.block_copies)
+        if self._states is not None:
+            begin_states(self._states, step)
         if not self._decode(step.sequences, parts):
             chunks = self._builder.chunks(step.sequences)
             parts.failed.update(chunks.failed)
             if chunks.sequences:
                 self._compute(chunks, parts)
+        if self._states is not None:
+            self._states.copy(step.state_saves)
 
     @torch.inference_mode()
     def prepare(self) -> bool:
@@ -209,6 +216,9 @@ class DeviceRunner:
                 graphs.refuse(key, error)
             if undo is not None:
                 self._state.last_sampled.copy_(undo)
+            if self._states is not None:  # See `_compute`.
+                parts.failed |= out_of_memory(sequences)
+                return True
             output = None
         if output is None:
             self._compute(self._builder.again(list(sequences)), parts)
@@ -234,7 +244,10 @@ class DeviceRunner:
                 fixed.tensors.totals,
             )
             plans = self._route.plan(spans)
-            hidden = self._model.forward(ForwardBatch(fixed.token_ids, fixed.positions, fixed.slot_mapping, plans))
+            rows = sequence_rows(spans)
+            hidden = self._model.forward(
+                ForwardBatch(fixed.token_ids, fixed.positions, fixed.slot_mapping, plans, sequences=rows)
+            )
             return self._draw(hidden, fixed.packed[0], fixed.packed[3]) if is_plain else hidden
 
         return (bucket, shapes, is_plain), work
@@ -251,7 +264,8 @@ class DeviceRunner:
     def _compute(self, chunks: Chunks, parts: Parts) -> None:
         """Compute a step; where memory runs out, its halves one after the other, down to the one that cannot be had.
 
-        Computing a sequence again is harmless: its K/V is written to the same places, and what was sampled is undone.
+        Computing a sequence again is harmless: its K/V is written to the same places, and what was sampled is undone. Only
+        a state may have moved on already, and nobody knows in which layers: with one, all of them end.
         """
         undo = self._state.last_sampled.clone()
         try:
@@ -261,9 +275,8 @@ class DeviceRunner:
                 raise
             self._state.last_sampled.copy_(undo)
             sequences = chunks.sequences
-            if len(sequences) == 1:
-                count = sequences[0].num_new_tokens
-                parts.failed[sequences[0].slot] = f"not enough memory to compute {count} tokens"
+            if len(sequences) == 1 or self._states is not None:
+                parts.failed |= out_of_memory(sequences)
                 return
             middle = len(sequences) // 2
         else:
@@ -286,7 +299,9 @@ class DeviceRunner:
 
     def _hidden(self, sent: SentStep, *, all_rows: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states of all rows, unless only those that sample are needed, and of these, in order and padded."""
-        batch = ForwardBatch(sent.token_ids, sent.positions, sent.slot_mapping, self._route.plan(sent.spans))
+        rows = sequence_rows(sent.spans)
+        plans = self._route.plan(sent.spans)
+        batch = ForwardBatch(sent.token_ids, sent.positions, sent.slot_mapping, plans, sequences=rows)
         last_rows, count = self._model.last_rows, len(sent.sampling.slots)
         if last_rows is None or all_rows or count == len(sent.token_ids):
             hidden = self._model.forward(batch)

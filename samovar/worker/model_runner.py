@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
 
 from samovar.attention.base import AttentionPlan, Spans
+from samovar.cache.state_pool import StatePool
 from samovar.core.outputs import TokenLogprobs
 from samovar.core.step import (
     DecodeSequences,
@@ -43,7 +44,8 @@ class LanguageModel(Protocol):
 
 
 class ModelRunner:
-    """Runs steps while the caller waits. `plan` makes the attention plans of a step; `copy_blocks` copies cache blocks."""
+    """Runs steps while the caller waits. `plan` makes the attention plans of a step; `copy_blocks` copies cache blocks;
+    `states` is for models with recurrent layers."""
 
     def __init__(
         self,
@@ -54,8 +56,10 @@ class ModelRunner:
         *,
         plan: Callable[[Spans], tuple[AttentionPlan, ...]],
         copy_blocks: Callable[[list[tuple[int, int]]], None],
+        states: StatePool | None = None,
     ) -> None:
         self._model, self._builder, self._state, self._slots = model, builder, state, slots
+        self._states = states
         self._sampler = Sampler(state)
         self._plan, self._copy_blocks = plan, copy_blocks
         kind = "cuda" if builder.device.type == "cuda" else "cpu"
@@ -70,11 +74,15 @@ class ModelRunner:
         refused = self._slots.change(step)
         self._state.mask(step.masks)
         self._copy_blocks(step.block_copies)
+        if self._states is not None:
+            begin_states(self._states, step)
         result = StepResult(step_id=step.step_id, failed=refused)
         if step.num_rounds == 1:
             self._execute(step, result)
         else:
             self._execute_rounds(step, result)
+        if self._states is not None:
+            self._states.copy(step.state_saves)
         result.seconds = time.perf_counter() - began
         return FinishedStep(result)
 
@@ -109,7 +117,8 @@ class ModelRunner:
     def _compute(self, built: BuiltStep, result: StepResult) -> None:
         """Compute a step; where memory runs out, its halves one after the other, down to the one that cannot be had.
 
-        Computing a sequence again is harmless: its K/V is written to the same places, and what was sampled is undone.
+        Computing a sequence again is harmless: its K/V is written to the same places, and what was sampled is undone. Only
+        a state may have moved on already, and nobody knows in which layers: with one, all of them end.
         """
         undo = self._state.last_sampled.clone()
         try:
@@ -119,8 +128,9 @@ class ModelRunner:
                 raise
             self._state.last_sampled.copy_(undo)
             sequences = built.sequences
-            if len(sequences) == 1:
-                result.failed[sequences[0].slot] = f"not enough memory to compute {sequences[0].num_new_tokens} tokens"
+            if len(sequences) == 1 or self._states is not None:
+                result.failed |= out_of_memory(sequences)
+                result.sampled = [row for row in result.sampled if row.slot not in result.failed]
                 return
             middle = len(sequences) // 2
         else:
@@ -134,6 +144,7 @@ class ModelRunner:
             positions=built.positions,
             slot_mapping=built.slot_mapping,
             plans=self._plan(built.spans),
+            sequences=built.sequence_rows,
         )
         self._report_hidden(built, result, self._model(batch))
 
@@ -204,6 +215,18 @@ def _extend(tokens: SampledTokens, more: SampledTokens) -> None:
     tokens.token_ids += more.token_ids
     if more.logprobs is not None:
         tokens.logprobs = [*(tokens.logprobs or ()), *more.logprobs]
+
+
+def begin_states(states: StatePool, step: ScheduledStep) -> None:
+    """The states of sequences that start: those of their snapshots, or zeros."""
+    restored = {target for _, target in step.state_copies}
+    states.clear(start.slot for start in step.started if start.slot not in restored)
+    states.copy(step.state_copies)
+
+
+def out_of_memory(sequences: Sequence[ScheduledSequence]) -> dict[int, str]:
+    """slot -> what to say of sequences for which there was no memory."""
+    return {s.slot: f"not enough memory to compute {s.num_new_tokens} tokens" for s in sequences}
 
 
 def is_out_of_memory(error: Exception) -> bool:

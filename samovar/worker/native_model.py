@@ -130,6 +130,8 @@ class Lowered:
     def __init__(self, model: DecoderLM) -> None:
         if type(model).logits is not DecoderLM.logits:
             raise CannotLower(f"{type(model).__name__} makes its logits in its own way")
+        if model.lm_head.has_bias:
+            raise CannotLower("its logits have a bias")
         self.body: Body = lower(model)
         self.logits, self.hidden = Value(model.config.vocab_size), Value(self.body.hidden_size)
         self.programs: dict[tuple[Rows, Tail], Program] = {}

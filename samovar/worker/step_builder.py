@@ -7,12 +7,15 @@ list operations; work per token is NumPy's.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from samovar.attention.base import Spans
 from samovar.core.step import ScheduledSequence, ScheduledStep
+from samovar.layers.batch import SequenceRows
 from samovar.sample.pipeline import SampleRows
 from samovar.worker.block_tables import Admitted, BlockTables, Ints, admit, token_ids_of
 
@@ -22,7 +25,8 @@ class BuiltStep:
     """One step as tensors. `sequences` are those that run, in batch order; `failed` (slot -> message) do not.
 
     `token_ids`, `positions`, `slot_mapping` are int64 [num_tokens] on the device; `first_rows` [sequences] is where each
-    sequence's rows begin. `sampling` are the sequences that sample, `sample_rows` their last rows.
+    sequence's rows begin. `sampling` are the sequences that sample, `sample_rows` their last rows; `sequence_rows` is for
+    models with recurrent layers.
     """
 
     sequences: list[ScheduledSequence]
@@ -34,6 +38,7 @@ class BuiltStep:
     first_rows: Ints
     sampling: SampleRows
     sample_rows: torch.Tensor
+    sequence_rows: SequenceRows | None = None
 
 
 class StepBuilder:
@@ -45,8 +50,9 @@ class StepBuilder:
         last_sampled: torch.Tensor,
         *,
         vocab_size: int,
+        has_states: bool = False,
     ) -> None:
-        self.vocab_size, self.device = vocab_size, last_sampled.device
+        self.vocab_size, self.device, self._has_states = vocab_size, last_sampled.device, has_states
         self.last_sampled, self._tables = last_sampled, tables
 
     def free(self, slot: int) -> None:
@@ -88,7 +94,14 @@ class StepBuilder:
                 np.fromiter((sequences[i].position_of_sample for i in sampling), np.int64, len(sampling)),
             ),
             sample_rows=self._to_device(first_rows[sampling + 1] - 1),
+            sequence_rows=self._sequence_rows(first_rows, slots) if self._has_states else None,
         )
 
-    def _to_device(self, array: Ints) -> torch.Tensor:
+    def _sequence_rows(self, first_rows: Ints, slots: Ints) -> SequenceRows:
+        """A running sequence's state is in the row of its slot."""
+        new_tokens = np.diff(first_rows)
+        first, rows = (self._to_device(array.astype(np.int32)) for array in (first_rows, slots))
+        return SequenceRows(first, rows, new_tokens.tolist(), bool((new_tokens == 1).all()))
+
+    def _to_device(self, array: NDArray[np.integer[Any]]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)

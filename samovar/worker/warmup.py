@@ -38,6 +38,8 @@ from samovar.kernels.triton_launch import (
     on_compile,
     set_cache_folder,
 )
+from samovar.models.decoder import DecoderLM
+from samovar.worker.self_test import note_checks
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -48,6 +50,9 @@ LONG_CONTEXT = 4096
 """Length of many sequences at once in a decode step, which attention reads in other tiles than short ones."""
 CHUNKS = (1, 3, 9, 17, 33, 65, 129, 257, 513, 1025, 2049)
 """Tokens of prefill steps: matrix kernels change with the number of rows, those of experts longest."""
+BEHIND = ((64, 2), (4096, 16), (1 << 20, 1 << 20))
+"""Chunks behind a history, as (tokens in all, tokens of the chunk), each at most what there may be: latent attention
+computes them in other ways the shorter they are, and long histories in passes."""
 KINDS = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, top_k=40, top_p=0.9, min_p=0.01))
 """Rows that only take the largest logit, and rows that use everything a kernel has for them."""
 
@@ -136,6 +141,12 @@ def _rows(tensor: torch.Tensor, index: Any) -> torch.Tensor:
     return tensor[index]
 
 
+def _joined(parts: Sequence[torch.Tensor], dim: int = 0, **options: Any) -> torch.Tensor:
+    shape = list(parts[0].shape)
+    shape[dim] = sum(part.shape[dim] for part in parts)
+    return _like(parts[0], shape)
+
+
 SHORTCUTS: dict[Any, Callable[..., torch.Tensor]] = {
     torch.Tensor.addmm_: _first,
     torch.Tensor.index_copy_: _first,
@@ -144,8 +155,9 @@ SHORTCUTS: dict[Any, Callable[..., torch.Tensor]] = {
     torch.empty_like: lambda x, **options: _like(x, x.shape, **options),
     torch.nn.functional.embedding: lambda ids, weight, **options: _like(weight, (*ids.shape, weight.shape[1])),
     torch.nn.functional.linear: lambda x, weight, bias=None: _like(x, (*x.shape[:-1], weight.shape[0])),
+    torch.bmm: lambda a, b, out=None: _like(a, (*a.shape[:2], b.shape[2])) if out is None else out,
     torch.arange: lambda end, **options: torch.empty(end, **{"dtype": torch.int64, **options}),
-    torch.cat: lambda parts, **options: _like(parts[0], (sum(len(part) for part in parts), *parts[0].shape[1:])),
+    torch.cat: _joined,
 }
 
 
@@ -161,6 +173,7 @@ class Bound(Protocol):
     config: EngineConfig
     facts: DeviceFacts
     kernels: Kernels
+    model: DecoderLM
 
     @property
     def num_blocks(self) -> int: ...
@@ -169,6 +182,8 @@ class Bound(Protocol):
     def max_model_len(self) -> int: ...
 
     def make_runner(self, device: torch.device, stream: DeviceStream) -> Launching: ...
+
+    def run_products(self) -> None: ...
 
 
 def note(worker: Bound) -> LaunchNotes:
@@ -184,7 +199,9 @@ def note(worker: Bound) -> LaunchNotes:
         runner = worker.make_runner(MetaStream.device, MetaStream())
         for step in steps:
             runner.launch(step)
+        worker.run_products()
         worker.kernels.note_probes()
+        note_checks(worker.model, worker.kernels.target.dtype)
     return notes
 
 
@@ -207,6 +224,9 @@ def warm_steps(
     chunks = [chunk for chunk in CHUNKS if chunk < longest] + [longest]
     for chunk in chunks:
         yield make.step([(chunk, chunk)], KINDS[0])
+    for total, chunk in BEHIND:
+        if (total := min(total, max_model_len)) > (chunk := min(chunk, longest)):
+            yield make.step([(total, chunk)], KINDS[0])
     rest = min(longest, max_model_len // 2)
     if rest > 1:
         yield make.step([(2 * rest, rest)], KINDS[0])

@@ -12,15 +12,17 @@ from samovar.attention.choose import AttentionRoute, choose
 from samovar.attention.cudnn import CudnnAttention
 from samovar.attention.native import NativeAttention
 from samovar.cache.kv_cache import KVCache
+from samovar.cache.state_pool import StatePool
 from samovar.config.description import ModelDescription
-from samovar.config.engine import EngineConfig
+from samovar.config.engine import EngineConfig, with_settings
 from samovar.config.weight_formats import at_load, stored_config
-from samovar.core.cache_spec import PACKED, CacheSpec
+from samovar.core.cache_spec import PACKED, CacheSpec, StateSpec
 from samovar.core.device_facts import DeviceFacts
 from samovar.core.step import PendingStep, ScheduledStep, StepResult
 from samovar.errors import ConfigError
 from samovar.hardware import device
 from samovar.hardware.memory import (
+    CACHE_LINES,
     DEFAULT_STEP_TOKENS,
     GRAPH_BYTES,
     LOGITS_BYTES,
@@ -41,11 +43,11 @@ from samovar.layers.attention import attach, attention_layers
 from samovar.layers.fuse import FusedModel, fuse
 from samovar.layers.layer import Placement, bind
 from samovar.layers.lower import CannotLower
+from samovar.layers.recurrent import attach_states, recurrent_layers
 from samovar.models.decoder import DecoderLM
 from samovar.models.registry import build
 from samovar.parallel.mesh import Axis
 from samovar.quant.base import QuantMethod
-from samovar.quant.cache_scales import unused_line
 from samovar.quant.gguf_on_gpu import GGUFOnGPU
 from samovar.quant.select import select
 from samovar.sample.state import SamplingState
@@ -66,6 +68,8 @@ from samovar.worker.native_runner import NativeRunner
 from samovar.worker.native_support import NativeSupport, find_support, weight_notes
 from samovar.worker.products import run_products
 from samovar.worker.profile import Profile
+from samovar.worker.route_lines import cache_lines, step_lines
+from samovar.worker.self_test import SelfTest
 from samovar.worker.slots import Slots
 from samovar.worker.step_builder import StepBuilder
 
@@ -123,18 +127,22 @@ class Worker:
         self._block_names: Container[str] = ()
         """Tensors of a GGUF file that are wanted as they are stored."""
         self._quant_for = self._formats(weight_dtype)
-        self.model: DecoderLM = build(description.architecture, description.config)
+        self.model: DecoderLM = build(description.architecture, description.config, config.model.model_impl)
         bind(self.model, self._place(torch.device("meta"), config.model.max_model_len))
         self.weight_bytes = sum(layer.resident_bytes() for layer in layers_of(self.model))
         """Bytes of every tensor that is filled from the checkpoint, as it lies in memory; shared (tied) ones count once."""
         self._lowered = self._lower(support)
         self._specs = self.model.cache_specs()
+        self.state_specs: list[StateSpec] = self.model.state_specs()
+        """What each recurrent layer remembers of a sequence on this rank."""
         self.attention: AttentionRoute = choose(self.model.attention_specs(), facts, config.device)
         self.memory_plan: MemoryPlan = plan_memory(self._shape(), facts, config)
+        self.config = with_settings(config, max_num_seqs=self.memory_plan.num_seqs)
         self._stream: DeviceStream | None = None
         self._runner: Runner | None = None
         self._fused: FusedModel | None = None
         self._host_copy: HostCopy | None = None
+        self._self_test = SelfTest()
         self._has_weights = False
         self._profile = Profile(config.device.profiler_dir, self.device)
 
@@ -165,6 +173,7 @@ class Worker:
         """
         if self.facts.kind == "cpu":
             self._fill(progress)
+            self._self_test.refuses(self.model, self.kernels)
             self.restore_cache()
         else:
             device.limit_memory(self.memory_plan.total_bytes)
@@ -174,8 +183,12 @@ class Worker:
                 self._fill(progress)
                 if warmup.settle(compilation, self.kernels):
                     self._fill(progress)
+                while self._self_test.refuses(self.model, self.kernels):
+                    self._fill(progress)
                 self.restore_cache()
-                self._run_products()
+                self.run_products()
+                device.synchronize(self.facts.kind)
+                device.drop_unused(self.facts.kind)
             device.synchronize(self.facts.kind)
         self._check_routes()
 
@@ -191,13 +204,11 @@ class Worker:
                     load_weights(self.model, checkpoint, progress=progress)
         self._has_weights = True
 
-    def _run_products(self) -> None:
-        """Have the matrix library load its kernels before a step needs them."""
+    def run_products(self) -> None:
+        """Queue products of every size, so that the matrix library loads its kernels before a step needs them."""
         buckets = decode_buckets(num_seqs(self.config))
         max_rows = self.config.scheduler.max_num_batched_tokens or DEFAULT_STEP_TOKENS
         run_products(self.model, max_rows, buckets, rows_at_once(self.vocab_size, LOGITS_BYTES["cuda"]))
-        device.synchronize(self.facts.kind)
-        device.drop_unused(self.facts.kind)
 
     def launch(self, step: ScheduledStep) -> PendingStep:
         """Start one step; an exception, now or from its `result`, means that the whole step failed.
@@ -240,7 +251,7 @@ class Worker:
             return 0
         self._drop_runner()
         device.release_memory(self.facts.kind)
-        return dict(self.memory_plan.lines)["kv cache"]
+        return sum(size for name, size in self.memory_plan.lines if name in CACHE_LINES)
 
     def restore_cache(self) -> None:
         """A fresh cache, and fresh per-slot buffers."""
@@ -294,32 +305,9 @@ class Worker:
         """Which implementation serves each op and each kind of attention, and why; then what is fused, once it is."""
         fused = [] if self._fused is None else self._fused.lines
         routes = [*(str(route) for _, route in sorted(self.kernels.routes.items())), *self.attention.lines, *fused]
-        routes += self._cache_lines()
-        step = self._native_lines() if self.facts.kind == "cpu" else []
-        return [*step, *weight_notes(self.model), *routes]
-
-    def _cache_lines(self) -> list[str]:
-        """What became of scales that the checkpoint has for cached keys and values."""
-        layers = attention_layers(self.model)
-        used = {source.name for layer in layers for source in layer.sources() if layer.cache_scales}
-        if used:
-            return [f"kv cache: {len(used & self._stored_shapes.keys())} scales of the checkpoint are used"]
-        names = set().union(*(layer.unread() for layer in layers))
-        line = unused_line(names & self._stored_shapes.keys())
-        return [] if line is None else [line]
-
-    def _native_lines(self) -> list[str]:
-        """What the CPU library does for this model, or what is lost without it."""
-        native, lowered = self.native, self._lowered
-        if native is None:
-            return [f"model step: torch, layer by layer, several times slower: {lowered}"]
-        how = f"native ({native.isa}, {native.num_threads} threads)"
-        if isinstance(lowered, str):
-            return [f"model step: {how}, layer by layer: {lowered}", *native.lines(self.model)]
-        return [
-            f"model step: {how}, whole step in one call: {lowered.num_instructions} instructions",
-            *native.lines(self.model),
-        ]
+        routes += cache_lines(self.model, self._stored_shapes)
+        step = step_lines(self.model, self.native, self._lowered) if self.facts.kind == "cpu" else []
+        return [*self.model.notes, *step, *weight_notes(self.model), *self._self_test.lines, *routes]
 
     def memory_reading(self) -> tuple[int, int]:
         """(in use now, at most so far) in bytes, as the system sees it."""
@@ -380,10 +368,11 @@ class Worker:
             hidden_size=c.hidden_size,
             intermediate_size=c.active_intermediate_size,
             num_heads=c.num_attention_heads,
-            head_dim=c.head_dim,
+            head_dim=max((spec.head_dim for spec in self._specs), default=c.head_dim),
             max_position_embeddings=self.description.max_position_embeddings or c.max_position_embeddings,
             element_bytes=self.dtype.itemsize,
             cache_specs=tuple(self._specs),
+            state_specs=tuple(self.state_specs),
             reads_pages=all(
                 backend.captures or backend.name == NativeAttention.name for backend in self.attention.backends
             ),
@@ -402,6 +391,8 @@ class Worker:
             self.native.close()
         for layer in attention_layers(self.model):
             layer.cache = (torch.empty(0), torch.empty(0))
+        for recurrent in recurrent_layers(self.model):
+            recurrent.attach_state(())
         if self._stream is not None:
             self._stream.release()
 
@@ -414,16 +405,21 @@ class Worker:
         cache = KVCache(self._specs, self.num_blocks, block_size, self.cache_dtype, where)
         attach(self.model, cache, self.attention)
         num_slots = num_seqs(self.config)
+        states = None
+        if self.state_specs:
+            states = StatePool(self.state_specs, num_slots, self.memory_plan.num_snapshots, where)
+            attach_states(self.model, states.layers)
         state = SamplingState(num_slots, self.vocab_size, self.max_model_len, where)
         tables = BlockTables(
             num_slots, max_model_len=self.max_model_len, block_size=block_size, num_blocks=self.num_blocks
         )
         if stream is not None:
-            return self._device_runner(stream, state, tables, cache)
+            return self._device_runner(stream, state, tables, cache, states)
         slots = Slots(state, tables.free, self.vocab_size)
         if self.native is None or isinstance(self._lowered, str):
-            builder, plan = StepBuilder(tables, state.last_sampled, vocab_size=self.vocab_size), self.attention.plan
-            return ModelRunner(self.model, builder, state, slots, plan=plan, copy_blocks=cache.copy_blocks)
+            has_states, plan, copy = states is not None, self.attention.plan, cache.copy_blocks
+            builder = StepBuilder(tables, state.last_sampled, vocab_size=self.vocab_size, has_states=has_states)
+            return ModelRunner(self.model, builder, state, slots, plan=plan, copy_blocks=copy, states=states)
         max_tokens = step_tokens(self.config, self.max_model_len)
         native = NativeModel(
             self._lowered,
@@ -435,7 +431,12 @@ class Worker:
         return NativeRunner(self.model, native, tables, state, slots, copy_blocks=cache.copy_blocks)
 
     def _device_runner(
-        self, stream: DeviceStream, state: SamplingState, tables: BlockTables, cache: KVCache
+        self,
+        stream: DeviceStream,
+        state: SamplingState,
+        tables: BlockTables,
+        cache: KVCache,
+        states: StatePool | None,
     ) -> DeviceRunner:
         """With the fused model, and graphs unless `enforce_eager`."""
         kernels, lines = self.kernels, dict(self.memory_plan.lines)
@@ -459,6 +460,7 @@ class Worker:
             sample_tokens=kernels.use(sample_tokens),
             copy_blocks=cache.copy_blocks,
             last_rows=fused.last_rows,
+            states=states,
         )
         return DeviceRunner(
             model,
@@ -480,6 +482,6 @@ class Worker:
                 raise ConfigError(f"--deterministic: these ops would depend on the batch: {'; '.join(varying)}")
         if not self.config.device.require_route:
             return
-        fallbacks = [str(route) for route in self.kernels.routes.values() if route.is_fallback]
+        fallbacks = [str(route) for route in self.kernels.routes.values() if route.is_fallback] + self._self_test.lines
         if fallbacks:
             raise ConfigError(f"--require-route: these ops would fall back to their reference: {'; '.join(fallbacks)}")

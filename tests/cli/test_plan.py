@@ -14,7 +14,8 @@ from samovar.core.outputs import EngineInfo
 from samovar.engine.build import build_engine
 from samovar.models.registry import ARCHITECTURES
 from samovar.worker.worker import Worker
-from tests.models.family_table import FAMILIES, Family
+from tests.models.family import Family
+from tests.models.family_table import FAMILIES
 
 BARE = {
     "num_hidden_layers": 7,
@@ -27,7 +28,19 @@ BARE = {
 }
 """What a config.json leaves to its family is left out: heads, windows, layer types, caps, tied weights. Only mixtures are
 kept small."""
-ROWS = [*FAMILIES, *(Family(f"{name}-bare", name, BARE) for name in ARCHITECTURES)]
+_STREAMS = {"num_kv_shared_layers": 2, "vocab_size_per_layer_input": 140}
+OWN: dict[str, dict[str, Any]] = {
+    "ApertusForCausalLM": {"hidden_act": "xielu"},
+    "DeepseekV3ForCausalLM": {"n_group": 2, "topk_group": 1},
+    "DeepseekV32ForCausalLM": {"n_group": 2, "topk_group": 1},
+    "Gemma3nForCausalLM": _STREAMS,
+    "Gemma3nForConditionalGeneration": _STREAMS,
+    "Llama4ForCausalLM": {"num_experts_per_tok": 1},
+    "Llama4ForConditionalGeneration": {"num_experts_per_tok": 1},
+    "NemotronHForCausalLM": {"hybrid_override_pattern": "M-M*-M*"},
+}
+"""What some of them cannot be without, or with."""
+ROWS = [*FAMILIES, *(Family(f"{name}-bare", name, BARE | OWN.get(name, {})) for name in ARCHITECTURES)]
 SETTINGS = {"load_format": "dummy", "memory": "700MiB", "dtype": "bfloat16", "max_num_batched_tokens": 64, "threads": 1}
 
 

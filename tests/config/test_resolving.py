@@ -51,7 +51,12 @@ def settled(facts: DeviceFacts = LAPTOP, model: ModelDescription = MODEL, **sett
 @pytest.mark.parametrize("facts", [LAPTOP, SERVER, GPU, OLD_GPU])
 def test_nothing_stays_open(facts: DeviceFacts) -> None:
     values = settled(facts)
-    assert [n for n, v in values.items() if v == "auto"] == ["generation_config", "attention_backend"]
+    assert [n for n, v in values.items() if v == "auto"] == [
+        "model_impl",
+        "generation_config",
+        "state_snapshots",
+        "attention_backend",
+    ]
     for name in ("max_model_len", "max_num_batched_tokens", "threads"):
         assert values[name] is not None
     assert values["step_time_target_ms"] > 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -19,6 +20,10 @@ from samovar.kernels.sample_tokens.settings import greedy, make
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 FOLDER = Path(samovar.kernels.__file__).parent
+SUMS_OF_FP8 = {torch.float32: (3e-3, 1e-4)}
+"""Hopper's tensor cores keep 13 bits behind the largest number of a sum of FP8 products: each of four instructions for 128
+inputs loses up to 2 ** -13 of what is about 3 here, in two groups. Promotion between them is in float32 already; one
+instruction alone loses as much, so that no setting makes these sums exact."""
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/__init__.py") if "@op(" in path.read_text())
 """Found by their folders: collecting tests must not import kernels."""
 
@@ -172,7 +177,8 @@ def test_examples(device: str, name: str, dtype: torch.dtype) -> None:
     for op, impl in implementations(name, device, dtype):
         assert op.make_examples is not None
         for index, example in enumerate(op.make_examples()):
-            difference = compare(op, impl.function, example, dtype, device)
+            with patch.dict(op.tolerance, SUMS_OF_FP8 if device == "cuda" and name.startswith("scaled_linear") else {}):
+                difference = compare(op, impl.function, example, dtype, device)
             assert difference is None, f"{name} by {impl.name}, example {index}: {difference}"
 
 

@@ -1,5 +1,5 @@
 """Tiny checkpoints with head sizes that GPU kernels serve: a Llama, a Qwen 3 (q/k-norm, tied), the same with experts, a
-Gemma 2 (window, soft caps)."""
+Gemma 2 (window, soft caps), a Qwen 3.5 (gated delta net), a Mamba 2 without attention, a DeepSeek V3 (latent attention)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors.numpy import save_file
 
+from samovar.kernels.op import Kernels, Target
+from samovar.layers.layer import Layer, Placement, bind
+from samovar.models.registry import build
 from tests.checkpoints import shapes
 
 VOCAB = 1003
@@ -64,12 +68,69 @@ KINDS: dict[str, dict[str, Any]] = {
         "attn_logit_softcapping": 4.0,
         "final_logit_softcapping": 12.0,
     },
+    "qwen3_5": {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+        "linear_conv_kernel_dim": 4,
+    },
+    "mamba2": {
+        "architectures": ["Mamba2ForCausalLM"],
+        "model_type": "mamba2",
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "num_heads": 8,
+        "state_size": 64,
+        "n_groups": 2,
+    },
+    "deepseek_v3": {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 128,
+        "q_lora_rank": 96,
+        "qk_rope_head_dim": 32,
+        "qk_nope_head_dim": 64,
+        "v_head_dim": 64,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128,
+        "first_k_dense_replace": 1,
+        "n_group": 2,
+        "topk_group": 1,
+    },
 }
 """What differs from `COMMON`."""
+DECLARED = ("qwen3_5", "mamba2", "deepseek_v3")
+"""Kinds whose tensors are those that the model says it reads: their names are compared with Transformers' elsewhere."""
+
+
+def declared_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Tensor name -> shape, as the family reads them."""
+    model = build(config["architectures"][0], config)
+    kernels = Kernels(Target("cpu", "", torch.float32), "cpu")
+    bind(model, Placement(dtype=torch.float32, device=torch.device("meta"), kernels=kernels))
+    layers = [layer for layer in model.modules() if isinstance(layer, Layer)]
+    found: dict[str, tuple[int, ...]] = {}
+    for source in (source for layer in layers for source in layer.sources()):
+        parts = {source.axis: source.shard[1]}
+        found[source.name] = tuple(size * parts.get(axis, 1) for axis, size in enumerate(source.target.shape))
+    return found
 
 
 def model_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Tensor name -> shape."""
+    if config["model_type"].removesuffix("_text") in DECLARED:
+        return declared_shapes(config)
     found = shapes(config)
     if config["tie_word_embeddings"]:
         del found["lm_head.weight"]
@@ -100,18 +161,24 @@ def write_model(folder: Path, kind: str, seed: int = 3) -> Path:
     config = {**COMMON, **KINDS[kind]}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     rng, tensors = np.random.default_rng(seed), {}
-    center = 0.0 if kind == "gemma2" else 1.0
+    center = 0.0 if kind in ("gemma2", "qwen3_5") else 1.0
     hidden = config["hidden_size"]
     for name, shape in model_shapes(config).items():
-        if len(shape) == 1:
+        if name.endswith(("A_log", "dt_bias")):
+            values = rng.standard_normal(shape) - 3.0  # states are kept for tens of tokens
+        elif name.endswith("e_score_correction_bias"):
+            values = 0.05 * rng.standard_normal(shape)
+        elif len(shape) == 1:
             # A tied head of small embeddings needs a large last norm, or all tokens were nearly equally likely.
             last = 8.0 if config["tie_word_embeddings"] and name == "model.norm.weight" else 1.0
             values = last * (1 + 0.1 * rng.standard_normal(shape)) - (1.0 - center)
-        elif name == "model.embed_tokens.weight":
-            size = 1.0 if kind == "llama" else 0.3 if kind.startswith("qwen3") else 0.1 / hidden**0.5
+        elif name.endswith(("embed_tokens.weight", "embeddings.weight")):
+            size = (
+                1.0 if kind == "llama" or kind in DECLARED else 0.3 if kind.startswith("qwen3") else 0.1 / hidden**0.5
+            )
             values = size * rng.standard_normal(shape)
         else:
-            values = 1.7 * rng.standard_normal(shape) / np.sqrt(shape[1])
+            values = 1.7 * rng.standard_normal(shape) / np.sqrt(shape[-1])
         tensors[name] = values.astype(np.float32)
     if kind == "gemma2":
         tensors["model.norm.weight"] += 40.0

@@ -42,10 +42,22 @@ MODEL_TYPES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("phi3", {}),
     "smollm3": ("smollm3", {}),
     "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {"sliding_window": 24, "num_hidden_layers": 4}),
+    "gemma": ("gemma", {"head_dim": 24, "tie_word_embeddings": True}),
+    "glm4": ("glm4", {"head_dim": 24}),
+    "glm4-whole-rope": ("glm4", {"head_dim": 16, "attention_bias": False, "partial_rotary_factor": 1.0}),
+    "ernie4_5": ("ernie4_5", {"head_dim": 24, "use_bias": True}),
+    "cohere2": (
+        "cohere2",
+        {"sliding_window": 24, "num_hidden_layers": 4, "logit_scale": 0.25, "tie_word_embeddings": True},
+    ),
+    "exaone4": ("exaone4", {"sliding_window": 24, "num_hidden_layers": 4}),
+    "exaone4-full": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "seed_oss": ("seed_oss", {"head_dim": 24}),
 }
 """Name -> (Hugging Face model type, fields that differ from `SHAPE`)."""
 
-_ARCH = {"mistral": "llama", "gemma3_text": "gemma3"}
+_ARCH = {"mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2"}
 _ENUM = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
 
 
@@ -98,10 +110,16 @@ def _write_settings(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if arch == "cohere2":
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+        writer.add_logit_scale(config.logit_scale)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     rope = config.rope_parameters
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if "partial_rotary_factor" in rope:
+        writer.add_rope_dimension_count(int(head_dim * rope["partial_rotary_factor"]))
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     if getattr(config, "sliding_window", None):
