@@ -35,6 +35,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "conv_kernel": 4, "use_conv_bias": True, "use_bias": False, "layer_norm_epsilon": 1e-5,
         "tie_word_embeddings": False,
     },
+    "Lfm2ForCausalLM": {
+        "model_type": "lfm2", "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "norm_eps": 1e-5,
+        "conv_L_cache": 3, "conv_bias": False, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False,
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
+    },
+    "JambaForCausalLM": {
+        "model_type": "jamba", "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "hidden_act": "silu", "num_experts": 4, "num_experts_per_tok": 2, "expert_layer_period": 2, "expert_layer_offset": 1,
+        "attn_layer_period": 3, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_d_conv": 4, "mamba_expand": 2,
+        "mamba_dt_rank": 5, "mamba_conv_bias": True, "mamba_proj_bias": False, "tie_word_embeddings": False,
+    },
 }  # fmt: skip
 
 
