@@ -37,7 +37,8 @@ def look_over(declared: Declared) -> None:
             declared.trunk(input_ids=ids, position_ids=ids, use_cache=False)
             declared.causal(inputs_embeds=hidden, use_cache=False)
     except LOOKS_AT_NUMBERS as error:
-        raise Unsupported(f"its code does not run without numbers: {str(error).splitlines()[0]}") from error
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        raise Unsupported(f"its code does not run without numbers: {said}") from error
     if not found:
         raise Unsupported("none of its layers attends through Transformers' attention interface")
     if found != step.turns:
